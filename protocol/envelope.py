@@ -1,0 +1,218 @@
+"""The envelope: what every application message travels in. Spec: `specs/02-identity-and-envelopes.md`.
+
+    envelope = {"sig": 64 bytes, "signed": bytes}
+    signed   = canonical map {v, kind, run, from, seq, ts, exp, body, enc?, size?}
+    sig      = Ed25519(from, "nous/envelope/1\\0" || signed)
+    id       = SHA-256(signed)
+
+The signed part is carried as bytes: a reader verifies and hashes what it received and never encodes
+anything again to check a signature. `ts` and `exp` are Unix times in milliseconds; the caller brings the
+clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import zstandard
+from msgspec import Meta
+
+from .constants import (
+    DOMAIN_ENVELOPE,
+    MAX_BODY,
+    MAX_ENVELOPE,
+    MAX_INT,
+    MAX_LIFETIME_MS,
+    MAX_SKEW_MS,
+    PROTOCOL,
+    ZSTD_LEVEL,
+)
+from .encoding import encode, read
+from .errors import Code, LocalError, RemoteError
+from .identity import SIGNATURE_BYTES, Identity, verify
+
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""32 bytes: a SHA-256 or an Ed25519 public key."""
+Uint = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Millis = Uint
+"""Unix time in milliseconds."""
+
+
+class Kind(StrEnum):
+    """What an envelope's body is. Assigned in `specs/assigned.md`."""
+
+    RUN = "run"
+    CHECKPOINT = "checkpoint"
+    ROLLOUT = "rollout"
+    RECEIPTS = "receipts"
+    HELLO = "hello"
+
+
+class Signed(msgspec.Struct, frozen=True, rename={"sender": "from"}, omit_defaults=True):
+    """The signed part."""
+
+    v: int
+    """Protocol ordinal."""
+    kind: str
+    run: Hash
+    """Run id."""
+    sender: Hash
+    """`from`: the sender's Ed25519 key."""
+    seq: Uint
+    """Counts the sender's messages of this run; one number is used for one message only."""
+    ts: Millis
+    exp: Millis
+    body: bytes
+    enc: str | None = None
+    """`zstd` where the body is compressed."""
+    size: Uint | None = None
+    """Bytes of the decompressed body; present exactly with `enc`."""
+
+
+class _Outer(msgspec.Struct, frozen=True):
+    sig: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+    signed: bytes
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """An envelope that was decoded; `verify_signature` says whether it is genuine."""
+
+    head: Signed
+    sig: bytes
+    signed: bytes
+    id: bytes
+    """SHA-256 of `signed`: names the message in journals and receipts."""
+
+    def verify_signature(self) -> None:
+        """Raises RemoteError(BAD_SIGNATURE). [ENV-5]"""
+        verify(self.head.sender, self.sig, DOMAIN_ENVELOPE + self.signed)
+
+    def check_time(self, now: int) -> None:
+        """Raises RemoteError(LIFETIME | FUTURE_DATED | EXPIRED); `now` in Unix milliseconds. [ENV-7]"""
+        head = self.head
+        if not 0 < head.exp - head.ts <= MAX_LIFETIME_MS:
+            raise RemoteError(
+                Code.LIFETIME,
+                f"The message lives {head.exp - head.ts} ms; 1 to {MAX_LIFETIME_MS} are allowed.",
+                measured=head.exp - head.ts,
+                threshold=MAX_LIFETIME_MS,
+            )
+        if head.ts > now + MAX_SKEW_MS:
+            raise RemoteError(
+                Code.FUTURE_DATED,
+                f"The message is dated {head.ts - now} ms ahead; set the sender's clock (NTP).",
+                measured=head.ts - now,
+                threshold=MAX_SKEW_MS,
+            )
+        if head.exp <= now:
+            raise RemoteError(
+                Code.EXPIRED,
+                f"The message expired {now - head.exp} ms ago.",
+                measured=now - head.exp,
+                threshold=0,
+            )
+
+    def content(self, limit: int = MAX_BODY) -> bytes:
+        """The body, decompressed where it says so and never beyond `limit` or the declared size. [ENV-8]"""
+        head = self.head
+        if head.enc is None and head.size is None:
+            return _capped(head.body, limit)
+        if head.enc != "zstd" or head.size is None:
+            raise RemoteError(Code.BAD_COMPRESSION, "A compressed body needs enc `zstd` and its size.")
+        if head.size > limit:
+            raise RemoteError(
+                Code.OVERSIZE,
+                f"The body declares {head.size} bytes; at most {limit} are allowed.",
+                measured=head.size,
+                threshold=limit,
+            )
+        return _decompressed(head.body, head.size)
+
+
+def seal(
+    identity: Identity,
+    kind: Kind,
+    run: bytes,
+    body: bytes,
+    *,
+    seq: int,
+    ts: int,
+    lifetime: int = MAX_LIFETIME_MS,
+    limit: int = MAX_ENVELOPE,
+) -> bytes:
+    """A signed envelope around `body`, compressed where that makes it smaller.
+
+    Raises LocalError with both figures where the result is larger than `limit` bytes.
+    """
+    packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body) if len(body) > 256 else body
+    smaller = len(packed) < len(body)
+    signed = encode(
+        Signed(
+            v=PROTOCOL,
+            kind=kind.value,
+            run=run,
+            sender=identity.key,
+            seq=seq,
+            ts=ts,
+            exp=ts + lifetime,
+            body=packed if smaller else body,
+            enc="zstd" if smaller else None,
+            size=len(body) if smaller else None,
+        )
+    )
+    data = encode(_Outer(sig=identity.sign(DOMAIN_ENVELOPE + signed), signed=signed))
+    if len(data) > limit:
+        raise LocalError(f"A {kind} message has {len(data)} bytes; at most {limit} can be sent.")
+    return data
+
+
+def unseal(data: bytes, limit: int = MAX_ENVELOPE) -> Envelope:
+    """Decodes an envelope; neither its signature nor its times are checked yet. [ENV-1] [ENV-2]"""
+    outer = read(data, _Outer, limit)
+    head = read(outer.signed, Signed, limit)
+    if head.v != PROTOCOL:  # [ENV-3]
+        raise RemoteError(
+            Code.UNSUPPORTED_VERSION,
+            f"The message speaks protocol {head.v}; this node speaks {PROTOCOL}. Update the older one.",
+            measured=head.v,
+            threshold=PROTOCOL,
+        )
+    if head.kind not in Kind._value2member_map_:  # [ENV-4]
+        raise RemoteError(Code.UNKNOWN_KIND, f"The message kind {head.kind[:32]!r} is not known here.")
+    return Envelope(head, outer.sig, outer.signed, hashlib.sha256(outer.signed).digest())
+
+
+def _capped(body: bytes, limit: int) -> bytes:
+    if len(body) > limit:
+        raise RemoteError(
+            Code.OVERSIZE,
+            f"The body has {len(body)} bytes; at most {limit} are allowed.",
+            measured=len(body),
+            threshold=limit,
+        )
+    return body
+
+
+def _decompressed(data: bytes, size: int) -> bytes:
+    """One zstd frame of exactly `size` bytes and nothing behind it.
+
+    A streaming reader that is asked for one byte more than declared never holds more than that, whatever
+    the frame's own header says.
+    """
+    reader = zstandard.ZstdDecompressor().decompressobj()
+    try:
+        header = zstandard.get_frame_parameters(data)
+        if header.content_size != size or header.window_size > 2 * MAX_BODY:
+            raise RemoteError(
+                Code.BAD_COMPRESSION,
+                f"The zstd frame holds {header.content_size} bytes; the envelope declares {size}.",
+            )
+        plain = reader.decompress(data)
+    except zstandard.ZstdError as error:
+        raise RemoteError(Code.BAD_COMPRESSION, f"The body is no zstd frame: {error}.") from error
+    if len(plain) != size or reader.unused_data or not reader.eof:
+        raise RemoteError(Code.BAD_COMPRESSION, "The zstd frame is cut short or has bytes behind it.")
+    return plain

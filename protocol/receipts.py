@@ -1,0 +1,87 @@
+"""Receipts: what became of each rollout group, signed by a trainer. Spec: `specs/10`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .constants import MAX_BODY, MAX_RECEIPTS, MAX_TEXT
+from .encoding import encode, read
+from .envelope import Envelope, Hash, Kind, Uint
+from .errors import Code, RemoteError
+from .rollouts import Engine
+from .runs import RunManifest
+
+
+class Receipt(msgspec.Struct, frozen=True, array_like=True):
+    """`[rollout, peer, verdict, code, measured, threshold, credit]`."""
+
+    rollout: Hash
+    """Envelope id of the group."""
+    peer: Hash
+    """Key of its sender."""
+    verdict: Literal["accepted", "refused"]
+    code: Annotated[str, Meta(max_length=64)]
+    """Empty when accepted."""
+    measured: float | None
+    threshold: float | None
+    credit: Uint
+    """Trained tokens credited; 0 when refused."""
+
+
+class Receipts(msgspec.Struct, frozen=True):
+    """The body of a `receipts` envelope."""
+
+    items: Annotated[list[Receipt], Meta(min_length=1, max_length=MAX_RECEIPTS)]
+
+    def to_bytes(self) -> bytes:
+        return encode(self)
+
+
+class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a `hello` envelope: a node makes its key known before it takes tasks.
+
+    A key counts for the checkpoints whose beacon is drawn after the trainer has heard of it. [TSK-6]
+    """
+
+    agent: Annotated[str, Meta(max_length=MAX_TEXT)]
+    """Name and version of the client."""
+    engine: Engine
+
+    def to_bytes(self) -> bytes:
+        return encode(self)
+
+
+def accepted(rollout: bytes, peer: bytes, credit: int) -> Receipt:
+    return Receipt(rollout, peer, "accepted", "", None, None, credit)
+
+
+def refused(rollout: bytes, peer: bytes, error: RemoteError) -> Receipt:
+    return Receipt(
+        rollout,
+        peer,
+        "refused",
+        error.code.value,
+        _number(error.measured),
+        _number(error.threshold),
+        0,
+    )
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def open_receipts(envelope: Envelope, run: bytes, manifest: RunManifest) -> Receipts:
+    """Receipts signed by a trainer of the run; RemoteError otherwise. [RCP-1]"""
+    head = envelope.head
+    if head.kind != Kind.RECEIPTS:
+        raise RemoteError(Code.WRONG_KIND, f"Receipts were expected, not a {head.kind}.")
+    if head.run != run:
+        raise RemoteError(Code.WRONG_RUN, "The receipts belong to another run.")
+    if head.sender not in manifest.trainers:
+        raise RemoteError(Code.WRONG_ROLE, "The receipts are signed by a key that may not issue them.")
+    envelope.verify_signature()
+    return read(envelope.content(), Receipts, MAX_BODY)

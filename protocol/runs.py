@@ -1,0 +1,215 @@
+"""A run: its signed manifest and the invite that leads to it. Spec: `specs/03`, `specs/05`.
+
+run_id = SHA-256(manifest bytes). The manifest is the body of a `run` envelope signed by the root key that
+it names; whoever knows the run id can check it from any source.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from .constants import INVITE_PREFIX, MAX_ADDRESSES, MAX_INVITE, MAX_MANIFEST, MAX_TOKENS, PROTOCOL
+from .encoding import encode, read
+from .envelope import Envelope, Hash, Kind, Millis, Uint
+from .errors import Code, RemoteError
+
+Setting = bool | int | float | str | list[int] | list[str]
+"""What an environment's config may hold."""
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class EnvironmentEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One environment of a run."""
+
+    id: Name
+    version: Name
+    weight: Annotated[int, Meta(ge=1, le=1_000_000)]
+    config: dict[str, Setting] = {}
+    advantages: bool = False
+    """Whether its trajectories may bring their own per-token advantages."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a volunteer needs to know before it downloads anything."""
+
+    family: Name
+    """transformers `model_type`."""
+    parameters: Uint
+    bytes: Uint
+    """Size of the weight files."""
+    vocabulary: Annotated[int, Meta(ge=1)]
+    context: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    """What inference computes in; thresholds are calibrated for it."""
+
+
+class SamplingRules(msgspec.Struct, frozen=True):
+    """How tokens are drawn."""
+
+    mode: Literal["seeded", "free"]
+    temperature: Positive
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    """Sampled tokens of one trajectory."""
+    stop: Annotated[list[int], Meta(min_length=1, max_length=64)]
+    """Token ids that end a trajectory with finish `stop`."""
+    logprobs: Literal["f32", "f16"]
+    """Wire format of log-probs."""
+
+
+class Thresholds(msgspec.Struct, frozen=True):
+    """Largest values that a group of honest rollouts shows, with a margin. Spec: `specs/08`."""
+
+    logprob_mad: Positive
+    """Mean absolute difference of reported and recomputed log-probs, per group."""
+    distance_mean: Positive
+    """Mean distance d of the uniform from the token's interval, per group."""
+    distance_max: Positive
+    """Largest d of one token."""
+    reward: Annotated[float, Meta(ge=0)]
+    """Largest absolute difference of the claimed and the recomputed reward."""
+    calibrated: Name
+    """On what they were calibrated, in words, or `not calibrated`."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Rates and sizes of this run."""
+
+    groups_per_second: Positive
+    """Sustained rollout groups of one key; bursts of 60 seconds' worth are taken."""
+    inline_bytes: Annotated[int, Meta(ge=1024)]
+    """Largest rollout envelope that is gossiped whole."""
+
+
+class RunManifest(msgspec.Struct, frozen=True):
+    """The body of a `run` envelope. Unknown keys are ignored, and are part of the hash."""
+
+    name: Name
+    created: Millis
+    protocol: Annotated[list[int], Meta(min_length=2, max_length=2)]
+    """Lowest and highest protocol ordinal of the run."""
+    root: Hash
+    """Key that signed this manifest."""
+    trainers: Annotated[list[Hash], Meta(min_length=1, max_length=64)]
+    """Keys that may publish checkpoints and receipts."""
+    base: Hash
+    """Files hash (`checkpoints.files_hash`) of version 0."""
+    model: ModelFacts
+    environments: Annotated[list[EnvironmentEntry], Meta(min_length=1, max_length=1024)]
+    sampling: SamplingRules
+    group: Annotated[int, Meta(ge=2, le=1024)]
+    """Samples of one task."""
+    staleness: Annotated[int, Meta(ge=0, le=8)]
+    """How many versions behind the newest a rollout's checkpoint may be."""
+    shards: Annotated[int, Meta(ge=1, le=65_536)]
+    """Rollout topics."""
+    thresholds: Thresholds
+    limits: Limits
+
+    @property
+    def weights(self) -> list[int]:
+        return [entry.weight for entry in self.environments]
+
+    def to_bytes(self) -> bytes:
+        return encode(self)
+
+
+def run_id(manifest: bytes) -> bytes:
+    """SHA-256 of the manifest's bytes."""
+    return hashlib.sha256(manifest).digest()
+
+
+def open_manifest(envelope: Envelope, expected: bytes) -> RunManifest:
+    """The manifest in a `run` envelope, checked against the run id that the caller trusts.
+
+    Raises RemoteError: WRONG_KIND, WRONG_RUN, BAD_SIGNATURE, UNSUPPORTED_VERSION or a decoding code.
+    A manifest has no expiry: `ts` and `exp` of its envelope are not checked.
+    """
+    if envelope.head.kind != Kind.RUN:
+        raise RemoteError(Code.WRONG_KIND, f"A run manifest was expected, not a {envelope.head.kind}.")
+    body = envelope.content(MAX_MANIFEST)
+    if run_id(body) != expected or envelope.head.run != expected:  # [RUN-1]
+        raise RemoteError(Code.WRONG_RUN, "The run manifest's hash is not the run id that was asked for.")
+    manifest = read(body, RunManifest, MAX_MANIFEST)
+    if manifest.root != envelope.head.sender:  # [RUN-2]
+        raise RemoteError(Code.WRONG_ROLE, "The run manifest is not signed by the root key that it names.")
+    envelope.verify_signature()
+    lowest, highest = manifest.protocol
+    if not lowest <= PROTOCOL <= highest:  # [RUN-3]
+        raise RemoteError(
+            Code.UNSUPPORTED_VERSION,
+            f"This run speaks protocol {lowest} to {highest} and this node {PROTOCOL}: update nous-node.",
+            measured=PROTOCOL,
+            threshold=highest,
+        )
+    return manifest
+
+
+def shard_of(key: bytes, shards: int) -> int:
+    """The rollout topic of a node: its key's first 8 bytes, little-endian, modulo the shards."""
+    return int.from_bytes(key[:8], "little") % shards
+
+
+class Topics(msgspec.Struct, frozen=True):
+    """Names of a run's gossip topics."""
+
+    run: bytes
+
+    def rollouts(self, shard: int) -> str:
+        return f"/nous/1/{self.run.hex()}/rollouts/{shard}"
+
+    @property
+    def checkpoints(self) -> str:
+        return f"/nous/1/{self.run.hex()}/checkpoints"
+
+    @property
+    def receipts(self) -> str:
+        return f"/nous/1/{self.run.hex()}/receipts"
+
+
+class Invite(msgspec.Struct, frozen=True):
+    """All that a volunteer needs: which run, and where somebody who has it can be reached."""
+
+    run: Hash
+    addresses: Annotated[
+        list[Annotated[str, Meta(min_length=1, max_length=256)]],
+        Meta(min_length=1, max_length=MAX_ADDRESSES),
+    ]
+    """Multiaddrs that end in `/p2p/<peer id>`."""
+
+    def to_text(self) -> str:
+        """`nous1` and the base64url of the canonical map with a 4-byte SHA-256 check behind it."""
+        payload = encode(self)
+        checked = payload + hashlib.sha256(payload).digest()[:4]
+        return INVITE_PREFIX + base64.urlsafe_b64encode(checked).decode().rstrip("=")
+
+    @classmethod
+    def from_text(cls, text: str) -> Invite:
+        """Reads what a person pasted; RemoteError(INVITE) says what is wrong with it. [INV-*]"""
+        text = "".join(text.split())  # chats and terminals break long lines
+        if not text.startswith(INVITE_PREFIX):
+            raise _bad_invite(f"an invite begins with {INVITE_PREFIX!r}")
+        if len(text) > MAX_INVITE:
+            raise _bad_invite(f"an invite has at most {MAX_INVITE} characters, this has {len(text)}")
+        try:
+            encoded = text[len(INVITE_PREFIX) :]
+            data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise _bad_invite("it holds characters that no invite has") from error
+        payload, check = data[:-4], data[-4:]
+        if len(check) < 4 or hashlib.sha256(payload).digest()[:4] != check:
+            raise _bad_invite("its check does not fit: part of it is missing or changed")
+        try:
+            return read(payload, cls, MAX_INVITE)
+        except RemoteError as error:
+            raise _bad_invite(str(error)) from error
+
+
+def _bad_invite(why: str) -> RemoteError:
+    return RemoteError(Code.INVITE, f"This is no valid invite: {why}. Copy the whole string again.")
