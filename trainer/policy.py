@@ -1,0 +1,163 @@
+"""A policy: a causal language model and its tokenizer, loaded from a plain folder and nothing else.
+
+Tensors are named as in the folder's safetensors files; weights that the model ties appear once.
+Shape suffixes: B sequences, T positions, V vocabulary, D hidden, N chosen positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from .errors import ModelError, RequestError, TensorError
+from .model_folder import check_folder, model_facts, read_config
+from .tokenizer import Tokenizer, load_tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+DEFAULT_FOLDER = Path(__file__).parent / "default"
+"""The embedded default policy: a 148 k parameter byte-level model, warm-started on sorting digits."""
+
+# The weight loader's progress bar would interleave with our own output.
+transformers_logging.disable_progress_bar()
+
+
+class Policy:
+    """`folder` is where it came from; `context` the most positions a sequence may have."""
+
+    def __init__(self, model: nn.Module, tokenizer: Tokenizer, folder: Path, context: int) -> None:
+        self.model: Any = model  # a transformers model: untyped
+        self.tokenizer = tokenizer
+        self.folder = folder
+        self.context = context
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, dtype: str = "float32", device: str = "cpu", threads: int | None = None
+    ) -> Policy:
+        """The policy in `folder`, computing in `dtype` ("float32" or "bfloat16") on `device`.
+
+        `threads`, if given, becomes this process's number of torch threads. No network, no code from the
+        folder, no pickle. Raises ModelError saying what to do about the folder.
+        """
+        folder = Path(folder)
+        if dtype not in DTYPES:
+            raise ModelError(f"A policy computes in {' or '.join(DTYPES)}, not in {dtype}.")
+        check_folder(folder)
+        facts = model_facts(folder)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        tokenizer = load_tokenizer(folder, read_config(folder))
+        model = _load_model(folder, DTYPES[dtype]).to(device)
+        return cls(model, tokenizer, folder, facts.context)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The trained weights, tied ones once."""
+        parameters: Iterator[nn.Parameter] = self.model.parameters()
+        return parameters
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token of one sequence leaves behind in all layers."""
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * width * self.dtype.itemsize)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """name -> the live weight (not a copy), tied ones once, in the order of the model."""
+        return {name: weight.detach() for name, weight in self.model.named_parameters()}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrites the weights in place. `tensors`: exactly the names and shapes of `tensors()`.
+
+        Stored dtypes other than the computing one are converted (bf16 files, fp32 computation); anything
+        but a floating type is refused. Raises TensorError before the first weight is touched.
+        """
+        own = self.tensors()
+        _check_tensors(own, tensors)
+        for name, weight in own.items():
+            weight.copy_(tensors[name])
+
+    def check_tokens(self, lowest: int, highest: int, positions: int) -> None:
+        """Raises RequestError for ids outside the vocabulary or more positions than the context has."""
+        if lowest < 0 or highest >= self.tokenizer.vocab_size:
+            raise RequestError(
+                f"Token id {lowest if lowest < 0 else highest} is outside the vocabulary of "
+                f"{self.tokenizer.vocab_size}; encode the text with this policy's tokenizer."
+            )
+        if positions > self.context:
+            raise RequestError(
+                f"{positions} tokens do not fit the model's context of {self.context}; "
+                "shorten the prompt or lower the token limit."
+            )
+
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
+        """Last hidden states [B, T, D] of right-padded sequences: causal attention needs no mask there."""
+        body = self.model.base_model
+        states: Tensor = body(input_ids=tokens_BT, use_cache=False).last_hidden_state
+        return states
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        """Logits [N, V] of hidden states, in the computing dtype."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden_ND)
+        return logits
+
+    def logits(self, tokens_BT: Tensor, rows_N: Tensor, columns_N: Tensor) -> Tensor:
+        """Logits [N, V] at chosen places of right-padded sequences: those after token (row, column)."""
+        return self.head(self.hidden(tokens_BT)[rows_N, columns_N])
+
+
+def _load_model(folder: Path, dtype: torch.dtype) -> Any:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation="sdpa",
+        )
+    except Exception as error:  # transformers raises every kind
+        raise ModelError(
+            f"The model in {folder} cannot be loaded ({_first_line(error)}); "
+            "use a causal language model that this transformers release knows, saved with save_pretrained."
+        ) from error
+    return model.eval()
+
+
+def _check_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    missing, extra = own.keys() - given.keys(), given.keys() - own.keys()
+    if missing or extra:
+        name = min(missing or extra)
+        raise TensorError(
+            f"The weights {'lack' if missing else 'have an unknown'} tensor {name!r}; "
+            "they belong to another model than the one loaded."
+        )
+    for name, weight in own.items():
+        tensor = given[name]
+        if tensor.shape != weight.shape:
+            raise TensorError(
+                f"Tensor {name!r} has shape {list(tensor.shape)} where the model has {list(weight.shape)}; "
+                "the weights belong to another model."
+            )
+        if not tensor.dtype.is_floating_point:
+            raise TensorError(f"Tensor {name!r} is {tensor.dtype}, not a floating type; it is no weight.")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
