@@ -21,6 +21,7 @@ from .constants import (
     MAX_CHUNK,
     MAX_FILES,
     MAX_MANIFEST,
+    MAX_MANIFEST_VALUES,
     MAX_MAP,
     MAX_PATH,
     MIN_CHUNK,
@@ -136,7 +137,7 @@ def open_checkpoint(envelope: Envelope, run: bytes, manifest: RunManifest) -> Ch
     if head.sender not in manifest.trainers:  # [CKP-1]
         raise RemoteError(Code.WRONG_ROLE, "The checkpoint is signed by a key that may not publish here.")
     envelope.verify_signature()
-    checkpoint = read(envelope.content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST)
+    checkpoint = read(envelope.content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
     check_files(checkpoint)
     if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
         raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")

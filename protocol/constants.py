@@ -34,6 +34,15 @@ MAX_ARRAY: Final = 16_384
 MAX_MAP: Final = 65_536
 """Entries of one map: the tensors of a mixture-of-experts model number tens of thousands."""
 
+MAX_VALUES: Final = 65_536
+"""Values and map keys of one message. A compressed kilobyte can unfold to eight million empty maps; this
+bounds the cost of reading to some 40 ms. A group of 1,024 trajectories has 32,000 values, one of 16
+trajectories with 1,000 segments each 64,000."""
+
+MAX_MANIFEST_VALUES: Final = 262_144
+"""The same for a run or checkpoint manifest: 65,536 tensors with their names, 4,096 files, and as much
+again."""
+
 MAX_INT: Final = (1 << 63) - 1
 """Integers on the wire fit a signed 64-bit word, so that every language has a type for them."""
 

@@ -14,12 +14,20 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .constants import INVITE_PREFIX, MAX_ADDRESSES, MAX_INVITE, MAX_MANIFEST, MAX_TOKENS, PROTOCOL
+from .constants import (
+    INVITE_PREFIX,
+    MAX_ADDRESSES,
+    MAX_INVITE,
+    MAX_MANIFEST,
+    MAX_MANIFEST_VALUES,
+    MAX_TOKENS,
+    PROTOCOL,
+)
 from .encoding import encode, read
 from .envelope import Envelope, Hash, Kind, Millis, Uint
 from .errors import Code, RemoteError
 
-Setting = bool | int | float | str | list[int] | list[str]
+Setting = bool | int | float | str | list[bool | int | float | str]
 """What an environment's config may hold."""
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -136,7 +144,7 @@ def open_manifest(envelope: Envelope, expected: bytes) -> RunManifest:
     body = envelope.content(MAX_MANIFEST)
     if run_id(body) != expected or envelope.head.run != expected:  # [RUN-1]
         raise RemoteError(Code.WRONG_RUN, "The run manifest's hash is not the run id that was asked for.")
-    manifest = read(body, RunManifest, MAX_MANIFEST)
+    manifest = read(body, RunManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
     if manifest.root != envelope.head.sender:  # [RUN-2]
         raise RemoteError(Code.WRONG_ROLE, "The run manifest is not signed by the root key that it names.")
     envelope.verify_signature()
