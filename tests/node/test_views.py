@@ -116,7 +116,7 @@ def test_live_panels_show_what_a_trainer_asks_for() -> None:
     for wanted in (
         "reward",
         "greedy",
-        "▇",
+        "▂▂▃▄",
         "71 %",
         "base 41 %",
         "123.5 k verified",
