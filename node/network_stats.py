@@ -1,0 +1,61 @@
+"""Counters of the network layer: what `doctor` and `status` show.
+
+A fault is something a peer (or our own callback) did wrong that was survived. Names are kebab-case
+and come from a fixed set of places in the code, never from the wire, so the table stays small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class TopicCounters:
+    """Messages of one topic since the node started."""
+
+    published: int = 0
+    accepted: int = 0
+    ignored: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    forwarded: int = 0  # copies handed to a peer's outbound queue
+    not_forwarded: int = 0  # copies not queued: that peer's queue was full (gossip repairs it)
+    consumer_slow: int = 0  # accepted, not delivered: the consumer stayed behind too long
+
+
+@dataclass
+class NetworkStats:
+    """Live counters of one network; read them, do not write them."""
+
+    bytes_in: int = 0  # ciphertext bytes read from sockets
+    bytes_out: int = 0  # ciphertext bytes written to sockets
+    connections_refused: int = 0
+    publish_skipped_slow_peer: int = 0
+    control_dropped: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    topics: dict[str, TopicCounters] = field(default_factory=dict)
+
+    def fault(self, name: str) -> None:
+        """Count one survived fault."""
+        self.faults[name] += 1
+
+    def topic(self, name: str) -> TopicCounters:
+        """The counters of a topic of ours; only topics that we joined or published to get one."""
+        counters = self.topics.get(name)
+        if counters is None:
+            counters = self.topics[name] = TopicCounters()
+        return counters
+
+    def snapshot(self) -> Mapping[str, object]:
+        """A plain copy for JSON."""
+        return {
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "connections_refused": self.connections_refused,
+            "publish_skipped_slow_peer": self.publish_skipped_slow_peer,
+            "control_dropped": self.control_dropped,
+            "faults": dict(self.faults),
+            "topics": {name: vars(counters).copy() for name, counters in self.topics.items()},
+        }

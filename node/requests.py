@@ -1,0 +1,169 @@
+"""Request and response over a stream: `u32 big-endian length, payload` each way, then closed.
+
+A server reads one request, runs a handler, writes one answer. Whatever goes wrong resets that stream,
+is counted and never leaves this file; what a peer may hold at once is bounded by count, size and time.
+Spec: `specs/03-transport.md`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+from libp2p.network.exceptions import SwarmException
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from nous_node.protocol.errors import NousError
+
+from .frames import OversizeFrameError
+from .network_errors import (
+    NotConnectedError,
+    OversizeResponseError,
+    RequestFailedError,
+    RequestTimeoutError,
+    UnsupportedProtocolError,
+)
+from .network_stats import NetworkStats
+
+Handler = Callable[[str, bytes], Awaitable[bytes]]
+
+PREFIX_BYTES = 4
+# A request is small; one that trickles in for longer than this is an attack or a dead link.
+READ_REQUEST_S = 10.0
+# Pieces in which a payload is read and written: one growth step of the window.
+PIECE = 256 * 1024
+
+
+async def write_frame(muxed: Any, payload: bytes) -> None:
+    """Write one frame to a muxed stream."""
+    prefix = len(payload).to_bytes(PREFIX_BYTES, "big")
+    await muxed.write(prefix + payload[: PIECE - PREFIX_BYTES])
+    if len(payload) > PIECE - PREFIX_BYTES:
+        await muxed.write(memoryview(payload)[PIECE - PREFIX_BYTES :])
+
+
+async def read_frame(muxed: Any, limit: int) -> bytes:
+    """Read one frame of at most `limit` bytes; memory grows with what arrives, not with what is announced.
+
+    Raises OversizeFrameError before reading a payload, muxer errors when the stream ends early.
+    """
+    buffer = bytearray()
+    while len(buffer) < PREFIX_BYTES:
+        buffer += await muxed.read(PREFIX_BYTES - len(buffer))
+    size = int.from_bytes(buffer, "big")
+    if size > limit:
+        raise OversizeFrameError(size, limit)
+    buffer.clear()
+    while len(buffer) < size:
+        buffer += await muxed.read(min(size - len(buffer), PIECE))
+    return bytes(buffer)
+
+
+@dataclass(frozen=True)
+class Service:
+    """One served protocol and its bounds."""
+
+    protocol: str
+    handler: Handler
+    max_request: int  # bytes
+    max_response: int  # bytes
+    per_peer: int  # requests of one peer at once; more are reset
+    total: int  # handlers at once; more wait their turn within the deadline
+    deadline: float  # seconds from the complete request to the last byte of the answer
+
+
+class Server:
+    """Runs one service on streams that the host hands over."""
+
+    def __init__(self, service: Service, stats: NetworkStats) -> None:
+        self._service = service
+        self._stats = stats
+        self._active: Counter[str] = Counter()
+        self._turns = trio.CapacityLimiter(service.total)
+
+    async def handle(self, stream: Any) -> None:
+        """Answer one stream. Never raises."""
+        peer = str(stream.muxed_conn.peer_id)
+        if self._active[peer] >= self._service.per_peer:
+            self._stats.fault("request-too-many")
+            await stream.reset()
+            return
+        self._active[peer] += 1
+        try:
+            fault = await self._answer(peer, stream.muxed_stream)
+        finally:
+            self._active[peer] -= 1
+            if not self._active[peer]:
+                del self._active[peer]
+        if fault is None:
+            await stream.close()
+        else:
+            self._stats.fault(fault)
+            await stream.reset()
+
+    async def _answer(self, peer: str, muxed: Any) -> str | None:
+        """None, or the name of the fault that ends the stream."""
+        try:
+            with trio.fail_after(READ_REQUEST_S):
+                request = await read_frame(muxed, self._service.max_request)
+            with trio.fail_after(self._service.deadline):
+                async with self._turns:
+                    response = await self._run(peer, request)
+                    if response is None:
+                        return "request-handler"
+                    await write_frame(muxed, response)
+        except trio.TooSlowError:
+            return "request-slow"
+        except OversizeFrameError:
+            return "request-oversize"
+        except (MuxedStreamError, MuxedConnUnavailable):
+            return "request-broken-off"
+        return None
+
+    async def _run(self, peer: str, request: bytes) -> bytes | None:
+        try:
+            response = await self._service.handler(peer, request)
+        except trio.TooSlowError:  # a deadline inside the handler, not ours
+            return None
+        except Exception:
+            return None
+        return response if len(response) <= self._service.max_response else None
+
+
+async def request(
+    host: Any, peer_id: Any, protocol: str, payload: bytes, *, max_response: int, deadline: float
+) -> bytes:
+    """Ask one peer; see `Network.request`."""
+    peer = str(peer_id)
+    stream = None
+    try:
+        with trio.fail_after(deadline):
+            stream = await host.new_stream(peer_id, [protocol])
+            muxed = stream.muxed_stream
+            await write_frame(muxed, payload)
+            await muxed.close_write()
+            response = await read_frame(muxed, max_response)
+            await stream.close()
+            stream = None
+            return response
+    except (trio.TooSlowError, NousError, OversizeFrameError) as error:
+        match error:
+            case NousError():
+                raise
+            case OversizeFrameError():
+                raise OversizeResponseError(peer, error.size, error.limit) from error
+            case _:
+                raise RequestTimeoutError(peer, deadline) from error
+    except SwarmException as error:
+        raise NotConnectedError(peer) from error
+    except MultiselectClientError as error:
+        raise UnsupportedProtocolError(peer, protocol) from error
+    except (MuxedStreamError, MuxedConnUnavailable) as error:
+        raise RequestFailedError(peer, "it ended the stream before a complete answer") from error
+    finally:
+        if stream is not None:
+            with trio.CancelScope(shield=True):
+                await stream.reset()
