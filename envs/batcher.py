@@ -1,0 +1,249 @@
+"""Many tasks, one engine call: batches over all environments that run at the moment.
+
+All tasks run on one asyncio loop. Whoever wants tokens waits until every running task does; then one call of
+the engine serves them all, in the order of the jobs. A task that waits for something else (a server, a
+sandbox) holds the others up for LINGER_S at most; without a request for PATIENCE_S it is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from nous_node.protocol.errors import LocalError
+from nous_node.protocol.rollouts import Trajectory
+
+from .environment import Completion, Environment, GenerateRequest, PolicySettings, Task
+from .errors import EnvironmentFailed
+
+LINGER_S: Final = 0.05
+"""How long requests wait for a task that waits for something else: a twentieth of a slow engine call."""
+
+PATIENCE_S: Final = 60.0
+"""How long a task may go without a request or an end: no scorer or server takes a minute."""
+
+_QUIET: Final = 2
+"""Passes of the loop without a new request before a batch is complete: a task that an environment starts
+for each sample reaches its request one pass after its parent."""
+
+
+class EngineRequest(NamedTuple):
+    """A request together with the job that it is for."""
+
+    job: int
+    """Index into the jobs: with `request.trajectory` it names the sampler key."""
+    request: GenerateRequest
+
+
+class Engine(Protocol):
+    """Generates for many requests at once: one completion each, in their order."""
+
+    def __call__(self, requests: Sequence[EngineRequest], /) -> Sequence[Completion]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task to work on."""
+
+    environment: Environment
+    task: Task
+
+
+Outcome = list[Trajectory] | EnvironmentFailed
+"""A group's trajectories, or why there are none."""
+
+
+class Batcher:
+    """Runs jobs against one engine; the deadlines are in seconds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: PolicySettings,
+        *,
+        linger: float = LINGER_S,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._linger = linger
+        self._patience = patience
+
+    def run(self, jobs: Sequence[Job], done: Callable[[int, Outcome], None] | None = None) -> list[Outcome]:
+        """What became of each job, in their order; `done` hears of each as soon as it is known.
+
+        What the engine or `done` raises is raised. What an environment raises is its job's outcome. Not to be
+        called inside an event loop.
+        """
+        return asyncio.run(self._run(jobs, done))
+
+    async def _run(self, jobs: Sequence[Job], done: Callable[[int, Outcome], None] | None) -> list[Outcome]:
+        round_ = _Round(self._engine, self._linger, self._patience)
+        policies = [_BatchPolicy(self._settings, round_, index) for index in range(len(jobs))]
+        tasks = [
+            asyncio.ensure_future(_outcome(job, policy, done))
+            for job, policy in zip(jobs, policies, strict=True)
+        ]
+        for policy, task in zip(policies, tasks, strict=True):
+            round_.add(policy, task)
+        try:
+            await round_.finished()
+            return [task.result() for task in tasks]
+        finally:
+            await _cancelled(tasks)
+
+
+async def _outcome(job: Job, policy: _BatchPolicy, done: Callable[[int, Outcome], None] | None) -> Outcome:
+    outcome: Outcome
+    try:
+        outcome = await job.environment.collect_trajectories(job.task, policy)
+    except EnvironmentFailed as error:
+        outcome = error
+    except asyncio.CancelledError:
+        if not policy.given_up:
+            raise
+        outcome = EnvironmentFailed(
+            f"The environment {job.environment.info.id} neither asked for tokens nor ended within its time; "
+            "the task is given up."
+        )
+    except Exception as error:  # somebody else's code
+        outcome = EnvironmentFailed(
+            f"The environment {job.environment.info.id} failed: {type(error).__name__}: {error}"
+        )
+    if done is not None:
+        done(policy.index, outcome)
+    return outcome
+
+
+class _BatchPolicy:
+    """The policy that one job sees."""
+
+    def __init__(self, settings: PolicySettings, round_: _Round, index: int) -> None:
+        self.tokenizer = settings.tokenizer
+        self.group = settings.group
+        self.max_tokens = settings.max_tokens
+        self.context = settings.context
+        self.logprob_format = settings.logprob_format
+        self.index = index
+        self.waiting = 0
+        """Calls of `generate` that are not answered yet."""
+        self.moved = 0.0
+        """Loop time at which it last had an answer, or was started."""
+        self.given_up = False
+        self._round = round_
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        if not requests:
+            return []
+        self.waiting += 1
+        try:
+            return await self._round.ask(self.index, requests)
+        finally:
+            self.waiting -= 1
+            self.moved = asyncio.get_running_loop().time()
+
+
+class _Round:
+    """The requests that wait, and when they go to the engine."""
+
+    def __init__(self, engine: Engine, linger: float, patience: float) -> None:
+        self._engine = engine
+        self._linger = linger
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[_BatchPolicy, asyncio.Future[Outcome]] = {}
+        self._pending: list[tuple[int, Sequence[GenerateRequest], asyncio.Future[list[Completion]]]] = []
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._settling = False
+        self._deadline: asyncio.TimerHandle | None = None
+        """When what is asked for goes to the engine, whoever may be missing."""
+        self._clock: asyncio.TimerHandle | None = None
+
+    def add(self, policy: _BatchPolicy, task: asyncio.Future[Outcome]) -> None:
+        policy.moved = self._loop.time()
+        self._running[policy] = task
+        task.add_done_callback(lambda _: self._left(policy))
+
+    async def finished(self) -> None:
+        """Returns when every task has ended; raises what the engine raised."""
+        if not self._running:
+            return
+        self._look_at_clocks()
+        try:
+            await self._end
+        finally:
+            for timer in (self._deadline, self._clock):
+                if timer is not None:
+                    timer.cancel()
+
+    async def ask(self, job: int, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        answer: asyncio.Future[list[Completion]] = self._loop.create_future()
+        self._pending.append((job, requests, answer))
+        if self._deadline is None:
+            self._deadline = self._loop.call_later(self._linger, self._flush)
+        self._settle()
+        return await answer
+
+    def _left(self, policy: _BatchPolicy) -> None:
+        del self._running[policy]
+        if not self._running and not self._end.done():
+            self._end.set_result(None)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Watches the loop until nothing new is asked for, once at a time."""
+        if not self._settling:
+            self._settling = True
+            self._loop.call_soon(self._look, len(self._pending), 0)
+
+    def _look(self, before: int, quiet: int) -> None:
+        now = len(self._pending)
+        quiet = quiet + 1 if now == before else 0
+        if quiet < _QUIET:
+            self._loop.call_soon(self._look, now, quiet)
+            return
+        self._settling = False
+        if self._pending and all(policy.waiting for policy in self._running):
+            self._flush()
+
+    def _flush(self) -> None:
+        """One call of the engine for all that waits, in the order of jobs and of their requests."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        pending = sorted(self._pending, key=lambda entry: entry[0])
+        self._pending = []
+        pending = [entry for entry in pending if not entry[2].done()]
+        if not pending or self._end.done():
+            return
+        asked = [EngineRequest(job, request) for job, requests, _ in pending for request in requests]
+        began = self._loop.time()
+        try:
+            completions = list(self._engine(asked))
+            if len(completions) != len(asked):
+                raise LocalError(f"The engine gave {len(completions)} completions for {len(asked)} requests.")
+        except Exception as error:
+            self._end.set_exception(error)
+            return
+        for policy in self._running:  # nothing could move while the engine worked
+            policy.moved += self._loop.time() - began
+        for _, requests, answer in pending:
+            answer.set_result(completions[: len(requests)])
+            del completions[: len(requests)]
+
+    def _look_at_clocks(self) -> None:
+        """Gives up every task that did not move for too long, and looks again later."""
+        late = self._loop.time() - self._patience
+        for policy, task in self._running.items():
+            if not policy.waiting and policy.moved <= late:
+                policy.given_up = True
+                task.cancel()
+        self._clock = self._loop.call_later(self._patience / 4, self._look_at_clocks)
+
+
+async def _cancelled(tasks: Sequence[asyncio.Future[Outcome]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,37 @@
+"""The errors of environments: each text is one sentence saying what was wrong and what to do next.
+
+    NousError
+    └── LocalError
+        └── EnvError
+            ├── UnknownEnvironment   no installed package offers it
+            ├── BrokenEnvironment    it is installed and cannot be imported or made
+            ├── BadConfig            a key or value of its config that it does not take
+            └── EnvironmentFailed    it was running: it raised, hung, or broke the rules of a session
+
+A group whose environment failed is given up by a volunteer. At the verifier the same failure is a
+RemoteError(ENVIRONMENT_FAILED), see `replay`.
+"""
+
+from __future__ import annotations
+
+from nous_node.protocol.errors import LocalError
+
+
+class EnvError(LocalError):
+    """Any error of an environment."""
+
+
+class UnknownEnvironment(EnvError):
+    """No installed package offers an environment of this name or version."""
+
+
+class BrokenEnvironment(EnvError):
+    """An environment is installed and cannot be imported or made."""
+
+
+class BadConfig(EnvError):
+    """A key or a value in an environment's config that it does not take."""
+
+
+class EnvironmentFailed(EnvError):
+    """A running environment raised, hung, or broke the rules of a session."""
