@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, Self
 
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.rollouts import Trajectory
+from nous_node.protocol.tasks import Assignment
 
 from .environment import Completion, Environment, GenerateRequest, PolicySettings, Task
 from .errors import EnvironmentFailed
@@ -30,10 +32,10 @@ for each sample reaches its request one pass after its parent."""
 
 
 class EngineRequest(NamedTuple):
-    """A request together with the job that it is for."""
+    """A request together with what draws its tokens."""
 
-    job: int
-    """Index into the jobs: with `request.trajectory` it names the sampler key."""
+    key: bytes
+    """32-byte sampler key of the trajectory."""
     request: GenerateRequest
 
 
@@ -49,6 +51,8 @@ class Job:
 
     environment: Environment
     task: Task
+    assignment: Assignment
+    """Whence the sampler keys come."""
 
 
 Outcome = list[Trajectory] | EnvironmentFailed
@@ -56,20 +60,33 @@ Outcome = list[Trajectory] | EnvironmentFailed
 
 
 class Batcher:
-    """Runs jobs against one engine; the deadlines are in seconds."""
+    """Runs jobs against one engine. It owns an event loop, which `with` closes; deadlines are in seconds.
+
+    with Batcher(settings, engine) as batcher:
+        outcomes = batcher.run(jobs)
+    """
 
     def __init__(
         self,
-        engine: Engine,
         settings: PolicySettings,
+        engine: Engine,
         *,
         linger: float = LINGER_S,
         patience: float = PATIENCE_S,
     ) -> None:
-        self._engine = engine
         self._settings = settings
+        self._engine = engine
         self._linger = linger
         self._patience = patience
+        self._runner = asyncio.Runner()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._runner.close()
 
     def run(self, jobs: Sequence[Job], done: Callable[[int, Outcome], None] | None = None) -> list[Outcome]:
         """What became of each job, in their order; `done` hears of each as soon as it is known.
@@ -77,11 +94,13 @@ class Batcher:
         What the engine or `done` raises is raised. What an environment raises is its job's outcome. Not to be
         called inside an event loop.
         """
-        return asyncio.run(self._run(jobs, done))
+        return self._runner.run(self._run(jobs, done))
 
     async def _run(self, jobs: Sequence[Job], done: Callable[[int, Outcome], None] | None) -> list[Outcome]:
         round_ = _Round(self._engine, self._linger, self._patience)
-        policies = [_BatchPolicy(self._settings, round_, index) for index in range(len(jobs))]
+        policies = [
+            _BatchPolicy(self._settings, round_, job.assignment, index) for index, job in enumerate(jobs)
+        ]
         tasks = [
             asyncio.ensure_future(_outcome(job, policy, done))
             for job, policy in zip(jobs, policies, strict=True)
@@ -120,7 +139,7 @@ async def _outcome(job: Job, policy: _BatchPolicy, done: Callable[[int, Outcome]
 class _BatchPolicy:
     """The policy that one job sees."""
 
-    def __init__(self, settings: PolicySettings, round_: _Round, index: int) -> None:
+    def __init__(self, settings: PolicySettings, round_: _Round, assignment: Assignment, index: int) -> None:
         self.tokenizer = settings.tokenizer
         self.group = settings.group
         self.max_tokens = settings.max_tokens
@@ -133,13 +152,15 @@ class _BatchPolicy:
         """Loop time at which it last had an answer, or was started."""
         self.given_up = False
         self._round = round_
+        self._assignment = assignment
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         if not requests:
             return []
+        keyed = [EngineRequest(self._assignment.sampler_key(one.trajectory), one) for one in requests]
         self.waiting += 1
         try:
-            return await self._round.ask(self.index, requests)
+            return await self._round.ask(self.index, keyed)
         finally:
             self.waiting -= 1
             self.moved = asyncio.get_running_loop().time()
@@ -154,7 +175,7 @@ class _Round:
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._running: dict[_BatchPolicy, asyncio.Future[Outcome]] = {}
-        self._pending: list[tuple[int, Sequence[GenerateRequest], asyncio.Future[list[Completion]]]] = []
+        self._pending: list[tuple[int, list[EngineRequest], asyncio.Future[list[Completion]]]] = []
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._settling = False
         self._deadline: asyncio.TimerHandle | None = None
@@ -178,7 +199,7 @@ class _Round:
                 if timer is not None:
                     timer.cancel()
 
-    async def ask(self, job: int, requests: Sequence[GenerateRequest]) -> list[Completion]:
+    async def ask(self, job: int, requests: list[EngineRequest]) -> list[Completion]:
         answer: asyncio.Future[list[Completion]] = self._loop.create_future()
         self._pending.append((job, requests, answer))
         if self._deadline is None:
@@ -218,7 +239,7 @@ class _Round:
         pending = [entry for entry in pending if not entry[2].done()]
         if not pending or self._end.done():
             return
-        asked = [EngineRequest(job, request) for job, requests, _ in pending for request in requests]
+        asked = [request for _, requests, _ in pending for request in requests]
         began = self._loop.time()
         try:
             completions = list(self._engine(asked))

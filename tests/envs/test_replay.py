@@ -22,6 +22,7 @@ from nous_node.protocol.rollouts import (
     pack_tokens,
     unpack_tokens,
 )
+from nous_node.protocol.tasks import assign
 
 Maker = Callable[[list[Trajectory]], RolloutGroup]
 SEED = bytes([3]) * 32
@@ -34,7 +35,8 @@ class Case:
         self.environment = environment
         self.task = environment.task(SEED, 0)
         self.settings = settings
-        outcome = Batcher(engine, settings).run([Job(environment, self.task)])[0]
+        with Batcher(settings, engine) as batcher:
+            outcome = batcher.run([Job(environment, self.task, assign(SEED, [1]))])[0]
         assert isinstance(outcome, list)
         self.group = make(outcome)
 
