@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -32,16 +32,17 @@ from .errors import Code, LocalError, RemoteError
 from .runs import RunManifest
 
 HASH_BYTES = 32
+FULL = "full"
 SUFFIXES = (".safetensors", ".json", ".jinja", ".txt")
 """What a checkpoint may consist of: tensors and text. Nothing that a loader would execute."""
-_PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
+_PATH_PART = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?\Z")
 
 
 class FileEntry(msgspec.Struct, frozen=True):
     """One file of a checkpoint."""
 
     path: str
-    """Relative, `/` between parts, each part `[A-Za-z0-9_][A-Za-z0-9._-]*`."""
+    """Relative, `/` between parts, each part `[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?`."""
     size: Annotated[int, Meta(ge=0, le=MAX_CHECKPOINT_BYTES)]
     chunk: Annotated[int, Meta(ge=MIN_CHUNK, le=MAX_CHUNK)]
     """Bytes of every chunk but the last."""
@@ -61,7 +62,8 @@ class CheckpointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     version: Uint
     """0 for the base, then one more for each."""
-    kind: Literal["full"]
+    kind: Annotated[str, Meta(max_length=64)]
+    """`full`: the files are complete in themselves. Others are assigned in later revisions."""
     files: Annotated[list[FileEntry], Meta(min_length=1, max_length=MAX_FILES)]
     """Sorted by path."""
     tensors: Annotated[dict[str, Hash], Meta(min_length=1, max_length=MAX_MAP)]
@@ -138,12 +140,25 @@ def open_checkpoint(envelope: Envelope, run: bytes, manifest: RunManifest) -> Ch
         raise RemoteError(Code.WRONG_ROLE, "The checkpoint is signed by a key that may not publish here.")
     envelope.verify_signature()
     checkpoint = read(envelope.content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    if checkpoint.kind != FULL:  # [CKP-6]
+        raise RemoteError(
+            Code.UNKNOWN_KIND,
+            f"This node knows no checkpoints of the kind {checkpoint.kind[:32]!r}: update nous-node.",
+        )
     check_files(checkpoint)
     if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
         raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")
     if (checkpoint.parent is None) != (checkpoint.version == 0):
         raise RemoteError(Code.WRONG_TYPE, "Every checkpoint but version 0 names its parent.")
     return checkpoint
+
+
+def _check_apart(paths: list[str]) -> None:
+    """No two paths meet on a file system that ignores case, and no file stands where a folder has to."""
+    folded = {path.lower() for path in paths}
+    folders = {path.lower()[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
+    if len(folded) != len(paths) or folded & folders:
+        raise RemoteError(Code.PATH, "Two files of a checkpoint would stand in each other's place.")
 
 
 def check_files(checkpoint: CheckpointManifest) -> None:
@@ -153,6 +168,7 @@ def check_files(checkpoint: CheckpointManifest) -> None:
         check_path(path)
     if paths != sorted(set(paths)):
         raise RemoteError(Code.PATH, "The files of a checkpoint are sorted by path, each named once.")
+    _check_apart(paths)
     for entry in checkpoint.files:
         if len(entry.chunks) != HASH_BYTES * -(-entry.size // entry.chunk):
             raise RemoteError(

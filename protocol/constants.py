@@ -70,6 +70,9 @@ what a receiver must remember to recognise a replay."""
 MAX_SKEW_MS: Final = 30_000
 """How far `ts` may lie in the reader's future. Volunteers' clocks without NTP drift by seconds."""
 
+MAX_WINDOW: Final = 1 << 23
+"""Largest zstd window: the 8 MiB that RFC 8878 recommends every decoder to support."""
+
 ZSTD_LEVEL: Final = 3
 """What our writer uses; a reader does not care."""
 
@@ -108,6 +111,10 @@ MAX_CHECKPOINT_BYTES: Final = 1 << 42
 MAX_REMEMBERED: Final = 262_144
 """Digests kept to recognise replays. Above it new messages are held off as busy rather than old
 digests forgotten: 436 messages a second for the whole MAX_LIFETIME_MS."""
+
+MAX_SENDERS: Final = 65_536
+"""Keys whose rate is followed at once. Keys cost nothing to make: above it a key that was not heard of
+within the last minute is held off as busy."""
 
 MAX_RECEIPTS: Final = 4_096
 """Receipts in one message."""

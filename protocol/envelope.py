@@ -26,11 +26,13 @@ from .constants import (
     MAX_ENVELOPE,
     MAX_INT,
     MAX_LIFETIME_MS,
+    MAX_MANIFEST,
     MAX_SKEW_MS,
+    MAX_WINDOW,
     PROTOCOL,
     ZSTD_LEVEL,
 )
-from .encoding import encode, read
+from .encoding import Value, decode, encode, read, shaped
 from .errors import Code, LocalError, RemoteError
 from .identity import SIGNATURE_BYTES, Identity, verify
 
@@ -39,6 +41,10 @@ Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Uint = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Millis = Uint
 """Unix time in milliseconds."""
+
+
+_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
+"""Skippable frames begin otherwise."""
 
 
 class Kind(StrEnum):
@@ -72,7 +78,9 @@ class Signed(msgspec.Struct, frozen=True, rename={"sender": "from"}, omit_defaul
     """Bytes of the decompressed body; present exactly with `enc`."""
 
 
-class _Outer(msgspec.Struct, frozen=True):
+class _Outer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nothing beside the two: what is not signed, anybody on the way could add."""
+
     sig: Annotated[bytes, Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
     signed: bytes
 
@@ -145,8 +153,11 @@ def seal(
 ) -> bytes:
     """A signed envelope around `body`, compressed where that makes it smaller.
 
-    Raises LocalError with both figures where the result is larger than `limit` bytes.
+    Raises LocalError with both figures where the body or the result is larger than a receiver takes.
     """
+    most = MAX_MANIFEST if kind in (Kind.RUN, Kind.CHECKPOINT) else MAX_BODY
+    if len(body) > most:
+        raise LocalError(f"The body of a {kind} message has {len(body)} bytes; at most {most} can be sent.")
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body) if len(body) > 256 else body
     smaller = len(packed) < len(body)
     signed = encode(
@@ -172,17 +183,24 @@ def seal(
 def unseal(data: bytes, limit: int = MAX_ENVELOPE) -> Envelope:
     """Decodes an envelope; neither its signature nor its times are checked yet. [ENV-1] [ENV-2]"""
     outer = read(data, _Outer, limit)
-    head = read(outer.signed, Signed, limit)
-    if head.v != PROTOCOL:  # [ENV-3]
-        raise RemoteError(
-            Code.UNSUPPORTED_VERSION,
-            f"The message speaks protocol {head.v}; this node speaks {PROTOCOL}. Update the older one.",
-            measured=head.v,
-            threshold=PROTOCOL,
-        )
+    value = decode(outer.signed, limit)
+    _check_version(value)
+    head = shaped(value, Signed)
     if head.kind not in Kind._value2member_map_:  # [ENV-4]
         raise RemoteError(Code.UNKNOWN_KIND, f"The message kind {head.kind[:32]!r} is not known here.")
     return Envelope(head, outer.sig, outer.signed, hashlib.sha256(outer.signed).digest())
+
+
+def _check_version(value: Value) -> None:
+    """Before anything else: another protocol may give all other keys another shape. [ENV-3]"""
+    version = value.get("v") if isinstance(value, dict) else None
+    if isinstance(version, int) and not isinstance(version, bool) and version != PROTOCOL:
+        raise RemoteError(
+            Code.UNSUPPORTED_VERSION,
+            f"The message speaks protocol {version}; this node speaks {PROTOCOL}. Update the older one.",
+            measured=version,
+            threshold=PROTOCOL,
+        )
 
 
 def _capped(body: bytes, limit: int) -> bytes:
@@ -199,20 +217,23 @@ def _capped(body: bytes, limit: int) -> bytes:
 def _decompressed(data: bytes, size: int) -> bytes:
     """One zstd frame of exactly `size` bytes and nothing behind it.
 
-    A streaming reader that is asked for one byte more than declared never holds more than that, whatever
-    the frame's own header says.
+    The frame's header has to say the same size: the output buffer is made of it, and a frame whose blocks
+    hold more fails at the buffer's end.
     """
-    reader = zstandard.ZstdDecompressor().decompressobj()
     try:
         header = zstandard.get_frame_parameters(data)
-        if header.content_size != size or header.window_size > 2 * MAX_BODY:
+        if not data.startswith(_ZSTD_MAGIC) or header.content_size != size or size == 0:
             raise RemoteError(
                 Code.BAD_COMPRESSION,
-                f"The zstd frame holds {header.content_size} bytes; the envelope declares {size}.",
+                f"The zstd frame says it holds {header.content_size} bytes; the envelope declares {size}.",
             )
-        plain = reader.decompress(data)
+        if header.window_size > MAX_WINDOW:
+            raise RemoteError(
+                Code.BAD_COMPRESSION,
+                f"The zstd frame asks for a window of {header.window_size} bytes; at most {MAX_WINDOW} are given.",
+            )
+        return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
+            data, max_output_size=size, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
-        raise RemoteError(Code.BAD_COMPRESSION, f"The body is no zstd frame: {error}.") from error
-    if len(plain) != size or reader.unused_data or not reader.eof:
-        raise RemoteError(Code.BAD_COMPRESSION, "The zstd frame is cut short or has bytes behind it.")
-    return plain
+        raise RemoteError(Code.BAD_COMPRESSION, f"The body is no single zstd frame: {error}.") from error

@@ -2,8 +2,11 @@
 
 A pure function of the message, the clock and a `GossipView`, cheapest check first:
 
-    size -> strict decode -> run and protocol -> expiry and replay -> signature -> role, quarantine and rate
-    -> known checkpoint within staleness
+    size -> strict decode -> protocol, run and kind -> times -> replay -> shard or role -> signature
+    -> quarantine and rate -> remembered -> body -> known checkpoint within staleness
+
+Nothing is remembered of a message before its signature holds and its sender is within its rate, so that
+nobody fills the memory in another's name or faster than a key may send.
 
 REJECT is for what no correct node forwards, since it costs the forwarder its standing. What depends on
 time, order or what a node happens to know (stale, duplicate, unknown checkpoint, rate) is IGNORE.
@@ -15,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from .checkpoints import CheckpointManifest, check_files, open_checkpoint
-from .constants import MAX_ENVELOPE, MAX_REMEMBERED
+from .checkpoints import CheckpointManifest, open_checkpoint
+from .constants import MAX_ENVELOPE, MAX_REMEMBERED, MAX_SENDERS
 from .encoding import read
 from .envelope import Envelope, Kind, unseal
 from .errors import Code, RemoteError
@@ -28,6 +31,9 @@ BURST_SECONDS = 60.0
 """How many seconds' worth of its rate a key may send at once: a node that was cut off catches up."""
 
 _MINUTE_MS = 60_000
+
+_SWEEP_MS = 1_000
+"""Looking through MAX_SENDERS buckets takes some 5 ms; once a second it does not show."""
 
 IGNORED = frozenset(
     {
@@ -83,16 +89,18 @@ class Memory:
     """Minute of expiry -> ids, so that forgetting costs nothing for what stays."""
 
     def check(self, envelope: Envelope) -> None:
-        """RemoteError(DUPLICATE | SEQUENCE_REUSED | BUSY). [GOS-5]"""
+        """RemoteError(DUPLICATE | SEQUENCE_REUSED). [GOS-5]"""
         if envelope.id in self.ids:
             raise RemoteError(Code.DUPLICATE, "The message was seen before.")
-        known = self.numbers.get((envelope.head.sender, envelope.head.seq))
-        if known is not None:
+        if (envelope.head.sender, envelope.head.seq) in self.numbers:
             raise RemoteError(
                 Code.SEQUENCE_REUSED,
                 f"Another message of this sender has the sequence number {envelope.head.seq}.",
                 measured=envelope.head.seq,
             )
+
+    def check_room(self) -> None:
+        """RemoteError(BUSY) where as much is remembered as may be. [GOS-9]"""
         if len(self.ids) >= MAX_REMEMBERED:
             raise RemoteError(
                 Code.BUSY,
@@ -108,7 +116,7 @@ class Memory:
         self.minutes.setdefault(envelope.head.exp // _MINUTE_MS, []).append(envelope.id)
 
     def forget(self, now: int) -> None:
-        """Drops what expired at least a minute ago; a replay of it fails its expiry check."""
+        """Drops the minutes that are over: a replay of what expired in them fails its expiry check."""
         for minute in [minute for minute in self.minutes if (minute + 1) * _MINUTE_MS <= now]:
             for digest in self.minutes.pop(minute):
                 self.numbers.pop(self.ids.pop(digest), None)
@@ -120,6 +128,10 @@ class Bucket:
 
     level: float
     at: int
+
+    @classmethod
+    def full(cls, rate: float, now: int) -> Bucket:
+        return cls(max(rate * BURST_SECONDS, 1.0), now)
 
     def take(self, rate: float, now: int) -> None:
         """Takes one, or raises RemoteError(RATE). [GOS-6]"""
@@ -137,6 +149,40 @@ class Bucket:
 
 
 @dataclass(slots=True)
+class Buckets:
+    """The buckets of all senders heard of lately. A bucket that is full again is as good as none."""
+
+    rate: float
+    """Messages a second of one key."""
+    by_key: dict[bytes, Bucket] = field(default_factory=dict)
+    swept: int = 0
+    """Unix milliseconds of the last sweep."""
+
+    def take(self, key: bytes, now: int) -> None:
+        """Takes one of `key`'s, or raises RemoteError(RATE | BUSY). [GOS-6] [GOS-9]"""
+        bucket = self.by_key.get(key)
+        if bucket is None:
+            self._make_room(now)
+            bucket = self.by_key[key] = Bucket.full(self.rate, now)
+        bucket.take(self.rate, now)
+
+    def _make_room(self, now: int) -> None:
+        if len(self.by_key) < MAX_SENDERS:
+            return
+        if now - self.swept >= _SWEEP_MS:
+            self.swept = now
+            refilled = now - 1000 * max(BURST_SECONDS, 1 / self.rate)
+            self.by_key = {key: bucket for key, bucket in self.by_key.items() if bucket.at > refilled}
+        if len(self.by_key) >= MAX_SENDERS:
+            raise RemoteError(
+                Code.BUSY,
+                "Too many senders are followed; new ones wait.",
+                measured=len(self.by_key),
+                threshold=MAX_SENDERS,
+            )
+
+
+@dataclass(slots=True)
 class GossipView:
     """What one node knows of a run."""
 
@@ -149,7 +195,10 @@ class GossipView:
     """Highest version known; -1 before the first."""
     quarantined: dict[bytes, int] = field(default_factory=dict)
     """Key -> Unix milliseconds at which its quarantine ends."""
-    buckets: dict[bytes, Bucket] = field(default_factory=dict)
+    buckets: Buckets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.buckets = Buckets(self.manifest.limits.groups_per_second)
 
     def learn(self, checkpoint: bytes, version: int) -> None:
         """Makes a checkpoint known, and forgets those too old for any verdict but STALE."""
@@ -163,16 +212,21 @@ class GossipView:
 def judge_rollout(view: GossipView, shard: int, data: bytes, now: int) -> Judgement:
     """The verdict on a message of a rollout topic: a `rollout` or a `hello`. `now`: Unix milliseconds."""
 
-    def check(envelope: Envelope) -> Body:
-        sender = envelope.head.sender
-        if shard_of(sender, view.manifest.shards) != shard:  # [GOS-4]
+    def admit(envelope: Envelope) -> None:
+        if shard_of(envelope.head.sender, view.manifest.shards) != shard:  # [GOS-4]
             raise RemoteError(Code.WRONG_SHARD, f"The sender does not belong to shard {shard}.")
-        _check_standing(view, sender, now)
+        view.memory.check_room()
+
+    def stand(envelope: Envelope) -> None:
+        _check_quarantine(view, envelope.head.sender, now)
+        view.buckets.take(envelope.head.sender, now)
+
+    def open_body(envelope: Envelope) -> Body:
         if envelope.head.kind == Kind.HELLO:
             return read(envelope.content(), Hello, MAX_ENVELOPE)
         return RolloutGroup.from_bytes(envelope.content())
 
-    judgement = _judge(view, data, now, {Kind.ROLLOUT, Kind.HELLO}, check)
+    judgement = _judge(view, data, now, _Topic({Kind.ROLLOUT, Kind.HELLO}, admit, stand, open_body))
     if isinstance(judgement.body, RolloutGroup):
         try:
             check_freshness(view, judgement.body.checkpoint)
@@ -184,21 +238,19 @@ def judge_rollout(view: GossipView, shard: int, data: bytes, now: int) -> Judgem
 def judge_checkpoint(view: GossipView, data: bytes, now: int) -> Judgement:
     """The verdict on a message of the checkpoints topic."""
 
-    def check(envelope: Envelope) -> Body:
-        checkpoint = open_checkpoint(envelope, view.run, view.manifest)
-        check_files(checkpoint)
-        return checkpoint
+    def open_body(envelope: Envelope) -> Body:
+        return open_checkpoint(envelope, view.run, view.manifest)
 
-    return _judge(view, data, now, {Kind.CHECKPOINT}, check)
+    return _judge(view, data, now, _trainers_topic(view, Kind.CHECKPOINT, open_body))
 
 
 def judge_receipts(view: GossipView, data: bytes, now: int) -> Judgement:
     """The verdict on a message of the receipts topic."""
 
-    def check(envelope: Envelope) -> Body:
+    def open_body(envelope: Envelope) -> Body:
         return open_receipts(envelope, view.run, view.manifest)
 
-    return _judge(view, data, now, {Kind.RECEIPTS}, check)
+    return _judge(view, data, now, _trainers_topic(view, Kind.RECEIPTS, open_body))
 
 
 def check_freshness(view: GossipView, checkpoint: bytes) -> None:
@@ -216,13 +268,29 @@ def check_freshness(view: GossipView, checkpoint: bytes) -> None:
         )
 
 
-def _judge(
-    view: GossipView,
-    data: bytes,
-    now: int,
-    kinds: set[Kind],
-    check: Callable[[Envelope], Body],
-) -> Judgement:
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """What differs between topics."""
+
+    kinds: set[Kind]
+    admit: Callable[[Envelope], None]
+    """Cheap checks before the signature."""
+    stand: Callable[[Envelope], None]
+    """Checks of the sender, who is known to be genuine."""
+    open_body: Callable[[Envelope], Body]
+
+
+def _trainers_topic(view: GossipView, kind: Kind, open_body: Callable[[Envelope], Body]) -> _Topic:
+    """Only trainers speak here. They are never held off: a full memory of rollouts must not stop them."""
+
+    def admit(envelope: Envelope) -> None:
+        if envelope.head.sender not in view.manifest.trainers:  # [GOS-8]
+            raise RemoteError(Code.WRONG_ROLE, f"The sender may not publish a {kind} message in this run.")
+
+    return _Topic({kind}, admit, lambda envelope: None, open_body)
+
+
+def _judge(view: GossipView, data: bytes, now: int, topic: _Topic) -> Judgement:
     """The checks that all topics share, in their order. [GOS-1]"""
     envelope: Envelope | None = None
     view.memory.forget(now)
@@ -230,19 +298,21 @@ def _judge(
         envelope = unseal(data)
         if envelope.head.run != view.run:  # [GOS-3]
             raise RemoteError(Code.WRONG_RUN, "The message belongs to another run.")
-        if envelope.head.kind not in kinds:
+        if envelope.head.kind not in topic.kinds:  # [GOS-3]
             raise RemoteError(Code.WRONG_KIND, f"A {envelope.head.kind} does not belong on this topic.")
         envelope.check_time(now)
         view.memory.check(envelope)
+        topic.admit(envelope)
         envelope.verify_signature()
+        topic.stand(envelope)
         view.memory.add(envelope)
-        return Judgement(Verdict.ACCEPT, None, envelope, check(envelope))
+        return Judgement(Verdict.ACCEPT, None, envelope, topic.open_body(envelope))
     except RemoteError as error:
         verdict = Verdict.IGNORE if error.code in IGNORED else Verdict.REJECT
         return Judgement(verdict, error, envelope)
 
 
-def _check_standing(view: GossipView, sender: bytes, now: int) -> None:
+def _check_quarantine(view: GossipView, sender: bytes, now: int) -> None:
     until = view.quarantined.get(sender)
     if until is not None and now < until:
         raise RemoteError(
@@ -251,8 +321,3 @@ def _check_standing(view: GossipView, sender: bytes, now: int) -> None:
             measured=float(now),
             threshold=float(until),
         )
-    rate = view.manifest.limits.groups_per_second
-    bucket = view.buckets.get(sender)
-    if bucket is None:
-        bucket = view.buckets[sender] = Bucket(max(rate * BURST_SECONDS, 1.0), now)
-    bucket.take(rate, now)

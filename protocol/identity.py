@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -18,6 +18,22 @@ KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """identity multihash, 36 bytes; field 1 (type) = 1 (Ed25519); field 2 (data), 32 bytes."""
+
+SMALL_ORDER = frozenset(
+    bytes.fromhex(y) + bytes([last | sign])
+    for y, last in (
+        ("01" + 30 * "00", 0x00),
+        ("ee" + 30 * "ff", 0x7F),
+        ("ec" + 30 * "ff", 0x7F),
+        (31 * "00", 0x00),
+        ("ed" + 30 * "ff", 0x7F),
+        ("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc", 0x05),
+        ("c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03", 0x7A),
+    )
+    for sign in (0x00, 0x80)
+)
+"""All encodings of the eight points of small order. A signature under such a key fits many messages, and
+libraries differ on which: nodes that judge a message differently would blame each other for forwarding."""
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
@@ -42,7 +58,7 @@ class Identity:
         """Reads an unencrypted PKCS#8 PEM; raises LocalError with what to do where it is none."""
         try:
             private = serialization.load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise LocalError(
                 "The identity file is not an unencrypted PKCS#8 PEM key. Restore it from your backup "
                 "with `nous-node identity import FILE`, or move it away to get a new identity."
@@ -74,7 +90,12 @@ class Identity:
 
 
 def verify(key: bytes, signature: bytes, message: bytes) -> None:
-    """Raises RemoteError(BAD_SIGNATURE) unless `signature` over `message` is `key`'s (RFC 8032, S < L)."""
+    """Raises RemoteError(BAD_SIGNATURE) unless `signature` over `message` is `key`'s.
+
+    RFC 8032 section 5.1.7 with the cofactorless equation and S < L, as OpenSSL does it.
+    """
+    if key in SMALL_ORDER:
+        raise RemoteError(Code.BAD_SIGNATURE, "The sender's key is a point of small order.")
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -23,7 +24,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     peer: Hash
     """Key of its sender."""
     verdict: Literal["accepted", "refused"]
-    code: Annotated[str, Meta(max_length=64)]
+    code: Annotated[str, Meta(max_length=64, pattern="^[a-z0-9-]*$")]
     """Empty when accepted."""
     measured: float | None
     threshold: float | None
@@ -71,7 +72,8 @@ def refused(rollout: bytes, peer: bytes, error: RemoteError) -> Receipt:
 
 
 def _number(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    """A figure as it travels; NaN and infinity (a broken model's log-probs) have no encoding."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def open_receipts(envelope: Envelope, run: bytes, manifest: RunManifest) -> Receipts:

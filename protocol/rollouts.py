@@ -55,7 +55,7 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     reward: float
     finish: Literal["stop", "length"]
     """`stop`: the last token is a sampled end-of-sequence; `length`: the token limit was reached."""
-    components: dict[str, float] = {}
+    components: Annotated[dict[str, float], Meta(max_length=64)] = {}
     """Named parts of the reward, for people; never used for training."""
     agent: Name = ""
     """Which player, where an environment has several."""

@@ -65,7 +65,7 @@ class SamplingRules(msgspec.Struct, frozen=True):
     temperature: Positive
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
     """Sampled tokens of one trajectory."""
-    stop: Annotated[list[int], Meta(min_length=1, max_length=64)]
+    stop: Annotated[list[Uint], Meta(min_length=1, max_length=64)]
     """Token ids that end a trajectory with finish `stop`."""
     logprobs: Literal["f32", "f16"]
     """Wire format of log-probs."""
@@ -100,7 +100,7 @@ class RunManifest(msgspec.Struct, frozen=True):
 
     name: Name
     created: Millis
-    protocol: Annotated[list[int], Meta(min_length=2, max_length=2)]
+    protocol: Annotated[list[Uint], Meta(min_length=2, max_length=2)]
     """Lowest and highest protocol ordinal of the run."""
     root: Hash
     """Key that signed this manifest."""
@@ -145,6 +145,7 @@ def open_manifest(envelope: Envelope, expected: bytes) -> RunManifest:
     if run_id(body) != expected or envelope.head.run != expected:  # [RUN-1]
         raise RemoteError(Code.WRONG_RUN, "The run manifest's hash is not the run id that was asked for.")
     manifest = read(body, RunManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    _check_consistent(manifest)
     if manifest.root != envelope.head.sender:  # [RUN-2]
         raise RemoteError(Code.WRONG_ROLE, "The run manifest is not signed by the root key that it names.")
     envelope.verify_signature()
@@ -157,6 +158,17 @@ def open_manifest(envelope: Envelope, expected: bytes) -> RunManifest:
             threshold=highest,
         )
     return manifest
+
+
+def _check_consistent(manifest: RunManifest) -> None:
+    """RemoteError(OUT_OF_RANGE) where one setting contradicts another. [RUN-4]"""
+    names = [entry.id for entry in manifest.environments]
+    if len(set(names)) != len(names):
+        raise RemoteError(Code.OUT_OF_RANGE, "The run names an environment twice.")
+    if max(manifest.sampling.stop) >= manifest.model.vocabulary:
+        raise RemoteError(Code.OUT_OF_RANGE, "A stop token of the run is outside its vocabulary.")
+    if manifest.sampling.max_tokens > manifest.model.context:
+        raise RemoteError(Code.OUT_OF_RANGE, "The run samples more tokens than its context holds.")
 
 
 def shard_of(key: bytes, shards: int) -> int:
@@ -181,12 +193,16 @@ class Topics(msgspec.Struct, frozen=True):
         return f"/nous/1/{self.run.hex()}/receipts"
 
 
+ADDRESS_PATTERN = r"^/[!-~]*/p2p/[1-9A-HJ-NP-Za-km-z]+$"
+"""A multiaddr in printable ASCII that ends in a peer id: it is shown to people before it is dialled."""
+
+
 class Invite(msgspec.Struct, frozen=True):
     """All that a volunteer needs: which run, and where somebody who has it can be reached."""
 
     run: Hash
     addresses: Annotated[
-        list[Annotated[str, Meta(min_length=1, max_length=256)]],
+        list[Annotated[str, Meta(max_length=256, pattern=ADDRESS_PATTERN)]],
         Meta(min_length=1, max_length=MAX_ADDRESSES),
     ]
     """Multiaddrs that end in `/p2p/<peer id>`."""
@@ -210,6 +226,8 @@ class Invite(msgspec.Struct, frozen=True):
             data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError) as error:
             raise _bad_invite("it holds characters that no invite has") from error
+        if base64.urlsafe_b64encode(data).decode().rstrip("=") != encoded:
+            raise _bad_invite("it is not written in the base64url form of an invite")
         payload, check = data[:-4], data[-4:]
         if len(check) < 4 or hashlib.sha256(payload).digest()[:4] != check:
             raise _bad_invite("its check does not fit: part of it is missing or changed")

@@ -56,11 +56,14 @@ def choose(logits: Sequence[float], temperature: float, uniform: float) -> int:
 
 
 def distance(logits: Sequence[float], temperature: float, token: int, uniform: float) -> float:
-    """How far `uniform` lies outside `token`'s interval of the cumulative distribution; 0 inside it."""
+    """How far `uniform` lies outside `token`'s interval of the cumulative distribution; 0 inside it.
+
+    Compared as `choose` compares, so that the distance of the token that it chooses is exactly 0.
+    """
     cumulative = _cumulative(logits, temperature)
-    lower = cumulative[token - 1] / cumulative[-1] if token else 0.0
-    upper = cumulative[token] / cumulative[-1]
-    return max(lower - uniform, uniform - upper, 0.0)
+    bound = uniform * cumulative[-1]
+    lower = cumulative[token - 1] if token else 0.0
+    return max(lower - bound, bound - cumulative[token], 0.0) / cumulative[-1]
 
 
 def _cumulative(logits: Sequence[float], temperature: float) -> list[float]:

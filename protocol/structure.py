@@ -17,7 +17,7 @@ from .rollouts import (
 from .runs import RunManifest
 
 MAX_REWARD = 1e6
-"""Rewards beyond it are a scorer gone wrong; advantages would lose all precision."""
+"""Rewards and advantages beyond it are a scorer gone wrong; gradients would lose all precision."""
 
 
 def check_structure(group: RolloutGroup, manifest: RunManifest) -> None:
@@ -41,8 +41,15 @@ def check_structure(group: RolloutGroup, manifest: RunManifest) -> None:
 
 
 def _check_trajectory(trajectory: Trajectory, manifest: RunManifest, advantages: bool) -> None:
+    _check_length(len(trajectory.tokens) // 4, trajectory, manifest)
     tokens = unpack_tokens(trajectory.tokens)
-    _check_tokens(tokens, trajectory, manifest)
+    if max(tokens) >= manifest.model.vocabulary:  # [ROL-2]
+        raise RemoteError(
+            Code.TOKEN_RANGE,
+            f"Token {max(tokens)} is outside the vocabulary of {manifest.model.vocabulary}.",
+            measured=max(tokens),
+            threshold=manifest.model.vocabulary - 1,
+        )
     _check_logprobs(trajectory, manifest.sampling.logprobs)
     _check_advantages(trajectory, advantages)
     _check_finish(tokens, trajectory, manifest)
@@ -56,23 +63,16 @@ def _check_trajectory(trajectory: Trajectory, manifest: RunManifest, advantages:
         )
 
 
-def _check_tokens(tokens: list[int], trajectory: Trajectory, manifest: RunManifest) -> None:
-    if sum(segment.length for segment in trajectory.segments) != len(tokens):  # [ROL-3]
-        raise RemoteError(Code.SEGMENTS, f"The segments do not add up to {len(tokens)} tokens.")
+def _check_length(count: int, trajectory: Trajectory, manifest: RunManifest) -> None:
+    if not count or sum(segment.length for segment in trajectory.segments) != count:  # [ROL-3]
+        raise RemoteError(Code.SEGMENTS, f"The segments do not add up to {count} tokens.")
     limit = min(manifest.model.context, MAX_TOKENS)
-    if len(tokens) > limit:  # [ROL-4]
+    if count > limit:  # [ROL-4]
         raise RemoteError(
             Code.TOO_LONG,
-            f"A trajectory has {len(tokens)} tokens; the context holds {limit}.",
-            measured=len(tokens),
+            f"A trajectory has {count} tokens; the context holds {limit}.",
+            measured=count,
             threshold=limit,
-        )
-    if max(tokens) >= manifest.model.vocabulary:  # [ROL-2]
-        raise RemoteError(
-            Code.TOKEN_RANGE,
-            f"Token {max(tokens)} is outside the vocabulary of {manifest.model.vocabulary}.",
-            measured=max(tokens),
-            threshold=manifest.model.vocabulary - 1,
         )
 
 
@@ -100,8 +100,15 @@ def _check_advantages(trajectory: Trajectory, allowed: bool) -> None:
         raise RemoteError(Code.ADVANTAGES, "This run does not take advantages from this environment.")
     if len(trajectory.advantages) != 4 * trained_tokens(trajectory):
         raise RemoteError(Code.ADVANTAGES, "There is one f32 advantage for each trained token.")
-    if not all(math.isfinite(value) for value in unpack_floats(trajectory.advantages)):
-        raise RemoteError(Code.NOT_FINITE, "An advantage is NaN or infinite.")
+    largest = 0.0
+    for value in unpack_floats(trajectory.advantages):
+        if not math.isfinite(value):
+            raise RemoteError(Code.NOT_FINITE, "An advantage is NaN or infinite.")
+        largest = max(largest, abs(value))
+    if largest > MAX_REWARD:
+        raise RemoteError(
+            Code.OUT_OF_RANGE, "An advantage is out of range.", measured=largest, threshold=MAX_REWARD
+        )
 
 
 def _check_finish(tokens: list[int], trajectory: Trajectory, manifest: RunManifest) -> None:
