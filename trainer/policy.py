@@ -1,7 +1,7 @@
 """A policy: a causal language model and its tokenizer, loaded from a plain folder and nothing else.
 
 Tensors are named as in the folder's safetensors files; weights that the model ties appear once.
-Shape suffixes: B sequences, T positions, V vocabulary, D hidden, N chosen positions.
+Shape suffixes: V vocabulary, D hidden, N trained tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from .batch import MicroBatch
 from .errors import ModelError, RequestError, TensorError
 from .model_folder import check_folder, model_facts, read_config
 from .tokenizer import Tokenizer, load_tokenizer
@@ -23,6 +24,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 DEFAULT_FOLDER = Path(__file__).parent / "default"
 """The embedded default policy: a 148 k parameter byte-level model, warm-started on sorting digits."""
+
+# Architectures whose attention takes any mask and any positions.
+TREE_ATTENTION = frozenset({"llama", "qwen2", "qwen3"})
 
 # The weight loader's progress bar would interleave with our own output.
 transformers_logging.disable_progress_bar()
@@ -106,20 +110,25 @@ class Policy:
                 "shorten the prompt or lower the token limit."
             )
 
-    def hidden(self, tokens_BT: Tensor) -> Tensor:
-        """Last hidden states [B, T, D] of right-padded sequences: causal attention needs no mask there."""
-        body = self.model.base_model
-        states: Tensor = body(input_ids=tokens_BT, use_cache=False).last_hidden_state
-        return states
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether rows of several answers to one prompt compute what single rows do (see `batch.py`): known
+        for plain causal attention over positions, not for windows, recurrent states or the like."""
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None) or ["full_attention"]
+        return config.model_type in TREE_ATTENTION and set(kinds) == {"full_attention"}
 
-    def head(self, hidden_ND: Tensor) -> Tensor:
-        """Logits [N, V] of hidden states, in the computing dtype."""
+    def logits(self, batch: MicroBatch) -> Tensor:
+        """Logits [N, V] that predict the trained tokens of `batch`, in the computing dtype."""
+        output = self.model.base_model(
+            input_ids=batch.tokens_BL,
+            attention_mask=batch.mask_B1LL,
+            position_ids=batch.positions_BL,
+            use_cache=False,
+        )
+        hidden_ND = output.last_hidden_state[batch.rows_N, batch.columns_N]
         logits: Tensor = self.model.get_output_embeddings()(hidden_ND)
         return logits
-
-    def logits(self, tokens_BT: Tensor, rows_N: Tensor, columns_N: Tensor) -> Tensor:
-        """Logits [N, V] at chosen places of right-padded sequences: those after token (row, column)."""
-        return self.head(self.hidden(tokens_BT)[rows_N, columns_N])
 
 
 def _load_model(folder: Path, dtype: torch.dtype) -> Any:

@@ -157,15 +157,6 @@ def test_tensors_of_another_model_are_refused_and_nothing_is_touched(small_folde
     assert all(torch.equal(t, before[n]) for n, t in policy.tensors().items())
 
 
-def test_logits_at_chosen_places_are_those_of_the_whole_pass(small_policy):
-    tokens = torch.randint(0, 1500, (3, 20), generator=torch.Generator().manual_seed(0))
-    rows, columns = torch.tensor([0, 0, 2]), torch.tensor([3, 19, 7])
-    with torch.inference_mode():
-        chosen = small_policy.logits(tokens, rows, columns)
-        whole = small_policy.model(input_ids=tokens).logits[rows, columns]
-    torch.testing.assert_close(chosen, whole, atol=1e-5, rtol=1e-5)
-
-
 def test_ids_outside_the_vocabulary_are_refused(small_policy):
     with pytest.raises(RequestError, match="1500"):
         small_policy.check_tokens(0, 1500, 3)
