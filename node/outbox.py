@@ -1,0 +1,277 @@
+"""The volunteer's outbox: every group that was made, until a receipt says what became of it.
+
+A group is here before it is published, so that a crash between the two loses nothing, and it is sent again
+while it is fresh. Numbers that may be used once only (`seq`, `counter`) are handed out here too.
+
+    waiting -> accepted | refused       by a receipt
+    waiting -> given-up                 expired, or its checkpoint is too old; a late receipt still counts
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import msgspec
+from nous_node.protocol.envelope import unseal
+from nous_node.protocol.errors import LocalError
+from nous_node.protocol.receipts import Receipt
+
+from .database import NUMBERS, Database, Schema, SequenceNumbers
+
+KEPT_GROUPS: Final = 10_000
+"""Groups whose fate is remembered one by one (2 MB); totals are kept for ever."""
+
+KEPT_PROOFS: Final = 512
+"""Signed receipt messages kept as portable proof of contribution, newest first: about 50 MB at most."""
+
+KEPT_COUNTERS: Final = 256
+"""Checkpoints whose task counter is remembered: far more than the staleness bound lets anyone use."""
+
+State = Literal["waiting", "accepted", "refused", "given-up"]
+
+_SCHEMA: Final = Schema(
+    "outbox",
+    0x4E4F5542,  # NOUB
+    1,
+    f"""
+    CREATE TABLE groups(
+        made INTEGER PRIMARY KEY AUTOINCREMENT,
+        id BLOB NOT NULL UNIQUE,
+        checkpoint BLOB NOT NULL,
+        version INTEGER NOT NULL,
+        counter INTEGER NOT NULL,
+        made_ms INTEGER NOT NULL,
+        exp_ms INTEGER NOT NULL,
+        sent_ms INTEGER NOT NULL,
+        state TEXT NOT NULL DEFAULT 'waiting',
+        code TEXT NOT NULL DEFAULT '',
+        measured REAL,
+        threshold REAL,
+        credit INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX groups_waiting ON groups(made) WHERE state = 'waiting';
+    CREATE TABLE envelopes(made INTEGER PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE counters(checkpoint BLOB PRIMARY KEY, next INTEGER NOT NULL);
+    CREATE TABLE totals(
+        state TEXT, code TEXT, groups INTEGER NOT NULL, credit INTEGER NOT NULL, PRIMARY KEY(state, code)
+    );
+    CREATE TABLE proofs(number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE, data BLOB NOT NULL);
+    {NUMBERS}
+    """,
+)
+
+
+class SentGroup(msgspec.Struct, frozen=True):
+    """What became of one group."""
+
+    id: bytes
+    """Envelope id."""
+    checkpoint: bytes
+    version: int
+    counter: int
+    made_ms: int
+    state: State
+    code: str
+    measured: float | None
+    threshold: float | None
+    credit: int
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """All groups of this run, also those no longer remembered one by one."""
+
+    waiting: int
+    accepted: int
+    given_up: int
+    refused: dict[str, int]
+    """By code."""
+    credit: int
+    """Trained tokens credited."""
+
+
+class Outbox:
+    """An open outbox; `with` closes it. All times are Unix milliseconds; every method raises StorageError."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._numbers = SequenceNumbers(database)
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Makes the file where there is none."""
+        return cls(Database(path, _SCHEMA))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """For looking at an outbox that another process may be using."""
+        return cls(Database(path, _SCHEMA, readonly=True))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def next_seq(self) -> int:
+        """A sequence number that was never used, whatever happened to this process before."""
+        return self._numbers.take()
+
+    def next_counter(self, checkpoint: bytes) -> int:
+        """0, 1, 2, ... for each checkpoint, each number once, also across restarts."""
+        with self._database.transaction() as connection:
+            (after,) = connection.execute(
+                "INSERT INTO counters VALUES(?, 1) ON CONFLICT DO UPDATE SET next = next + 1 RETURNING next",
+                (checkpoint,),
+            ).fetchone()
+            if after == 1:
+                connection.execute(
+                    "DELETE FROM counters WHERE rowid <= (SELECT max(rowid) FROM counters) - ?",
+                    (KEPT_COUNTERS,),
+                )
+        return int(after) - 1
+
+    def put(self, data: bytes, *, checkpoint: bytes, version: int, counter: int) -> bytes:
+        """Stores a sealed group before it is published; returns its envelope id."""
+        envelope = unseal(data, len(data))
+        head = envelope.head
+        with self._database.transaction() as connection:
+            made = connection.execute(
+                "INSERT INTO groups(id, checkpoint, version, counter, made_ms, exp_ms, sent_ms) "
+                "VALUES(?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (envelope.id, checkpoint, version, counter, head.ts, head.exp, head.ts),
+            )
+            if made.rowcount == 0:
+                raise LocalError("This group is in the outbox already; every message is sealed anew.")
+            connection.execute("INSERT INTO envelopes VALUES(?, ?)", (made.lastrowid, data))
+            _count(connection, "waiting", "", 1)
+        return envelope.id
+
+    def waiting(self) -> int:
+        """Groups without a receipt that are not given up."""
+        return self._database.number("SELECT count(*) FROM groups WHERE state = 'waiting'")
+
+    def due(self, now: int, silence: int) -> list[bytes]:
+        """Envelopes without a receipt that were last sent `silence` ms ago or earlier, oldest first.
+
+        They count as sent `now`.
+        """
+        with self._database.transaction() as connection:
+            rows: list[tuple[int, bytes]] = connection.execute(
+                "SELECT made, data FROM groups JOIN envelopes USING(made) "
+                "WHERE state = 'waiting' AND sent_ms <= ? AND exp_ms > ? ORDER BY made",
+                (now - silence, now),
+            ).fetchall()
+            connection.executemany(
+                "UPDATE groups SET sent_ms = ? WHERE made = ?", [(now, made) for made, _ in rows]
+            )
+        return [data for _, data in rows]
+
+    def drop_stale(self, now: int, horizon: int) -> int:
+        """Gives up what expired or is of a version below `horizon`; how many groups that were."""
+        with self._database.transaction() as connection:
+            stale = connection.execute(
+                "SELECT made FROM groups WHERE state = 'waiting' AND (exp_ms <= ? OR version < ?)",
+                (now, horizon),
+            ).fetchall()
+            connection.executemany("UPDATE groups SET state = 'given-up' WHERE made = ?", stale)
+            connection.executemany("DELETE FROM envelopes WHERE made = ?", stale)
+            if stale:
+                _count(connection, "waiting", "", -len(stale))
+                _count(connection, "given-up", "", len(stale))
+            _forget(connection)
+        return len(stale)
+
+    def acknowledge(self, receipts: Sequence[Receipt], proof: bytes) -> list[Receipt]:
+        """Stores what receipts say of our groups; returns those that are new and name a group of ours.
+
+        `proof` is the signed envelope that they came in.
+        """
+        if not receipts:
+            return []
+        with self._database.transaction() as connection:
+            fresh = [receipt for receipt in receipts if _settled(connection, receipt)]
+            if fresh:
+                connection.execute(
+                    "INSERT OR IGNORE INTO proofs(id, data) VALUES(?, ?)",
+                    (hashlib.sha256(proof).digest(), proof),
+                )
+        return fresh
+
+    def totals(self) -> Totals:
+        rows = self._database.rows("SELECT state, code, groups, credit FROM totals WHERE groups > 0")
+        counts = {(str(state), str(code)): _int(groups) for state, code, groups, _ in rows}
+        return Totals(
+            waiting=counts.get(("waiting", ""), 0),
+            accepted=counts.get(("accepted", ""), 0),
+            given_up=counts.get(("given-up", ""), 0),
+            refused={code: groups for (state, code), groups in sorted(counts.items()) if state == "refused"},
+            credit=sum(_int(credit) for _, _, _, credit in rows),
+        )
+
+    def history(self, count: int = 100) -> list[SentGroup]:
+        """The last `count` groups, newest first."""
+        rows = self._database.rows(
+            "SELECT id, checkpoint, version, counter, made_ms, state, code, measured, threshold, credit "
+            "FROM groups ORDER BY made DESC LIMIT ?",
+            (count,),
+        )
+        names = SentGroup.__struct_fields__
+        return [
+            msgspec.convert(dict(zip(names, row, strict=True)), SentGroup, builtin_types=(bytes,))
+            for row in rows
+        ]
+
+    def proofs(self) -> list[bytes]:
+        """Signed receipt messages that name groups of ours, oldest first."""
+        return [
+            data
+            for (data,) in self._database.rows("SELECT data FROM proofs ORDER BY number")
+            if isinstance(data, bytes)
+        ]
+
+
+def _settled(connection: sqlite3.Connection, receipt: Receipt) -> bool:
+    """Whether the receipt names a group of ours that had none."""
+    row: tuple[int, str] | None = connection.execute(
+        "SELECT made, state FROM groups WHERE id = ? AND state IN ('waiting', 'given-up')", (receipt.rollout,)
+    ).fetchone()
+    if row is None:
+        return False
+    made, before = row
+    code = "" if receipt.verdict == "accepted" else receipt.code
+    connection.execute(
+        "UPDATE groups SET state = ?, code = ?, measured = ?, threshold = ?, credit = ? WHERE made = ?",
+        (receipt.verdict, code, receipt.measured, receipt.threshold, receipt.credit, made),
+    )
+    connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
+    _count(connection, before, "", -1)
+    _count(connection, receipt.verdict, code, 1, receipt.credit)
+    return True
+
+
+def _count(connection: sqlite3.Connection, state: str, code: str, groups: int, credit: int = 0) -> None:
+    connection.execute(
+        "INSERT INTO totals VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "groups = groups + excluded.groups, credit = credit + excluded.credit",
+        (state, code, groups, credit),
+    )
+
+
+def _forget(connection: sqlite3.Connection) -> None:
+    """Drops the oldest fates and proofs; nothing that waits."""
+    connection.execute(
+        "DELETE FROM groups WHERE state <> 'waiting' AND made <= (SELECT max(made) FROM groups) - ?",
+        (KEPT_GROUPS,),
+    )
+    connection.execute(
+        "DELETE FROM proofs WHERE number <= (SELECT max(number) FROM proofs) - ?", (KEPT_PROOFS,)
+    )
+
+
+def _int(cell: object) -> int:
+    assert isinstance(cell, int)
+    return cell

@@ -1,0 +1,230 @@
+"""Groups until a receipt says what became of them."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nous_node.node.home import DamagedError, StorageError
+from nous_node.node.outbox import KEPT_GROUPS, Outbox
+from nous_node.protocol.envelope import Kind, seal, unseal
+from nous_node.protocol.errors import LocalError
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Receipt
+
+ME = Identity.from_seed(bytes(32))
+RUN = b"r" * 32
+CHECKPOINT = b"c" * 32
+NOW = 1_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.sqlite"
+
+
+@pytest.fixture
+def outbox(path: Path) -> Iterator[Outbox]:
+    with Outbox.open(path) as opened:
+        yield opened
+
+
+def sealed(seq: int, ts: int = NOW) -> bytes:
+    return seal(ME, Kind.ROLLOUT, RUN, b"group", seq=seq, ts=ts)
+
+
+def put(outbox: Outbox, number: int, ts: int = NOW, version: int = 1) -> bytes:
+    return outbox.put(sealed(number, ts), checkpoint=CHECKPOINT, version=version, counter=number)
+
+
+def accepted(rollout: bytes, credit: int = 10) -> Receipt:
+    return Receipt(rollout, ME.key, "accepted", "", None, None, credit)
+
+
+def refused(rollout: bytes, code: str = "stale") -> Receipt:
+    return Receipt(rollout, ME.key, "refused", code, 5.0, 4.0, 0)
+
+
+def test_a_group_waits_until_its_receipt_comes(outbox: Outbox) -> None:
+    rollout = put(outbox, 0)
+    assert rollout == unseal(sealed(0)).id
+    assert outbox.waiting() == 1
+    assert outbox.acknowledge([accepted(rollout)], b"proof") == [accepted(rollout)]
+    assert outbox.waiting() == 0
+    assert outbox.due(NOW + 60_000, 0) == []
+    assert outbox.proofs() == [b"proof"]
+
+
+def test_a_group_survives_a_restart_and_is_sent_again(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        put(outbox, 0)
+    with Outbox.open(path) as outbox:
+        assert outbox.waiting() == 1
+        assert outbox.due(NOW + 20_000, 10_000) == [sealed(0)]
+
+
+def test_a_group_is_due_once_a_silence(outbox: Outbox) -> None:
+    put(outbox, 0)
+    put(outbox, 1, NOW + 5_000)
+    assert outbox.due(NOW + 9_999, 10_000) == []
+    assert outbox.due(NOW + 10_000, 10_000) == [sealed(0)]
+    assert outbox.due(NOW + 15_000, 10_000) == [sealed(1, NOW + 5_000)]
+    assert outbox.due(NOW + 20_000, 10_000) == [sealed(0)]
+
+
+def test_an_expired_group_is_not_sent_and_given_up(outbox: Outbox) -> None:
+    put(outbox, 0)
+    late = NOW + 600_000
+    assert outbox.due(late, 0) == []
+    assert outbox.drop_stale(late, 0) == 1
+    assert outbox.drop_stale(late, 0) == 0
+    assert outbox.waiting() == 0
+    assert outbox.totals().given_up == 1
+
+
+def test_groups_of_an_old_version_are_given_up(outbox: Outbox) -> None:
+    put(outbox, 0, version=1)
+    put(outbox, 1, version=5)
+    assert outbox.drop_stale(NOW, 5) == 1
+    assert outbox.due(NOW, 0) == [sealed(1)]
+
+
+def test_a_late_receipt_counts_for_a_group_that_was_given_up(outbox: Outbox) -> None:
+    rollout = put(outbox, 0)
+    outbox.drop_stale(NOW + 600_000, 0)
+    assert outbox.acknowledge([accepted(rollout)], b"proof") == [accepted(rollout)]
+    assert (outbox.totals().accepted, outbox.totals().given_up) == (1, 0)
+
+
+def test_a_receipt_counts_once_and_only_for_groups_of_ours(outbox: Outbox) -> None:
+    rollout = put(outbox, 0)
+    outbox.acknowledge([accepted(rollout)], b"proof")
+    assert outbox.acknowledge([accepted(rollout), refused(rollout)], b"other") == []
+    assert outbox.acknowledge([accepted(b"x" * 32)], b"other") == []
+    assert outbox.totals().credit == 10
+    assert outbox.proofs() == [b"proof"]
+
+
+def test_totals_and_history_tell_what_became_of_each_group(outbox: Outbox) -> None:
+    ids = [put(outbox, number) for number in range(4)]
+    outbox.acknowledge([accepted(ids[0]), refused(ids[1]), refused(ids[2], "reward-mismatch")], b"proof")
+    totals = outbox.totals()
+    assert (totals.waiting, totals.accepted, totals.credit) == (1, 1, 10)
+    assert totals.refused == {"reward-mismatch": 1, "stale": 1}
+    newest, third, second, first = outbox.history()
+    assert (newest.state, newest.counter, newest.checkpoint) == ("waiting", 3, CHECKPOINT)
+    assert (third.state, third.code, third.measured, third.threshold) == (
+        "refused",
+        "reward-mismatch",
+        5.0,
+        4.0,
+    )
+    assert (second.code, first.state, first.credit) == ("stale", "accepted", 10)
+    assert len(outbox.history(2)) == 2
+
+
+def test_totals_outlive_the_groups_that_are_forgotten(outbox: Outbox, path: Path) -> None:
+    outbox.acknowledge([accepted(put(outbox, 0))], b"proof")
+    with sqlite3.connect(path) as raw:  # as if many groups had come since
+        raw.execute("UPDATE groups SET made = made - ?", (KEPT_GROUPS,))
+    raw.close()
+    put(outbox, 1)
+    outbox.drop_stale(NOW, 0)
+    assert [group.counter for group in outbox.history()] == [1]
+    assert outbox.totals().accepted == 1
+
+
+def test_the_same_message_cannot_be_put_twice(outbox: Outbox) -> None:
+    put(outbox, 0)
+    with pytest.raises(LocalError, match="already"):
+        put(outbox, 0)
+    assert outbox.waiting() == 1
+
+
+def test_counters_run_without_holes_for_each_checkpoint(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        assert [outbox.next_counter(CHECKPOINT) for _ in range(3)] == [0, 1, 2]
+        assert outbox.next_counter(b"d" * 32) == 0
+    with Outbox.open(path) as outbox:
+        assert outbox.next_counter(CHECKPOINT) == 3
+
+
+def test_sequence_numbers_are_never_used_again(path: Path) -> None:
+    used: list[int] = []
+    for _ in range(3):
+        with Outbox.open(path) as outbox:
+            used += [outbox.next_seq() for _ in range(1500)]
+    assert len(set(used)) == len(used)
+    assert used == sorted(used)
+
+
+def test_a_lost_outbox_does_not_begin_with_the_same_sequence_numbers(tmp_path: Path) -> None:
+    with Outbox.open(tmp_path / "one") as one, Outbox.open(tmp_path / "two") as two:
+        assert abs(one.next_seq() - two.next_seq()) > 1_000_000
+
+
+def test_nothing_is_lost_or_used_twice_after_kill_9(path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from nous_node.node.outbox import Outbox\n"
+        "from nous_node.protocol.envelope import Kind, seal\n"
+        "from nous_node.protocol.identity import Identity\n"
+        "outbox = Outbox.open(Path(sys.argv[1]))\n"
+        "for _ in range(20):\n"
+        "    seq, counter = outbox.next_seq(), outbox.next_counter(b'c' * 32)\n"
+        "    data = seal(Identity.from_seed(bytes(32)), Kind.ROLLOUT, b'r' * 32, b'x', seq=seq, ts=1000000)\n"
+        "    outbox.put(data, checkpoint=b'c' * 32, version=1, counter=counter)\n"
+        "print(seq, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    with Outbox.open(path) as outbox:
+        assert outbox.waiting() == 20
+        assert len(outbox.due(NOW + 1, 0)) == 20
+        assert outbox.next_counter(CHECKPOINT) == 20
+        assert outbox.next_seq() > int(done.stdout)
+
+
+def test_another_process_can_look_at_it_while_it_is_in_use(outbox: Outbox, path: Path) -> None:
+    put(outbox, 0)
+    with Outbox.read(path) as other:
+        assert other.waiting() == 1
+        assert other.totals().waiting == 1
+        with pytest.raises(StorageError):
+            put(other, 1)
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 100, bytes(range(256)) * 32])
+def test_a_damaged_file_is_told_and_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match=r"outbox .* is damaged .* move it"):
+        Outbox.open(path)
+    assert path.read_bytes() == content
+
+
+def test_another_programs_database_is_told(path: Path) -> None:
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE things(a)")
+    raw.close()
+    with pytest.raises(DamagedError, match="another program"):
+        Outbox.open(path)
+
+
+def test_a_file_of_another_format_is_told(path: Path) -> None:
+    Outbox.open(path).__exit__()
+    with sqlite3.connect(path) as raw:
+        raw.execute("PRAGMA user_version = 9")
+    raw.close()
+    with pytest.raises(StorageError, match="format 9"):
+        Outbox.open(path)
+
+
+def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="outbox"):
+        Outbox.open(tmp_path / "nowhere" / "outbox.sqlite")
