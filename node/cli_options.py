@@ -1,0 +1,81 @@
+"""The flags that commands share, each with the sentence that `--help` shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+LIMITS = "Limits of what this machine gives"
+OUTPUT = "Output and state"
+
+HomeFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        rich_help_panel=OUTPUT,
+        help="Where identity and state live (NOUS_NODE_HOME). Two nodes on one machine need two homes.",
+    ),
+]
+JsonFlag = Annotated[
+    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="JSON lines instead of a picture.")
+]
+ConfigFlag = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.toml",
+        rich_help_panel=OUTPUT,
+        help="Settings of this node; environment variables go over them, flags over both.",
+    ),
+]
+ListenFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--listen",
+        metavar="MULTIADDR",
+        help="Address to listen on, such as /ip4/0.0.0.0/tcp/4001; may be repeated.",
+    ),
+]
+ThreadsFlag = Annotated[
+    int | None, typer.Option(min=1, max=4096, metavar="N", rich_help_panel=LIMITS, help="Threads of torch.")
+]
+MemoryFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        rich_help_panel=LIMITS,
+        help="Memory that the worker may use, such as 4GiB. A larger model is refused before its download.",
+    ),
+]
+DeviceFlag = Annotated[
+    str | None, typer.Option(metavar="DEVICE", rich_help_panel=LIMITS, help="cpu, cuda or cuda:1.")
+]
+NiceFlag = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=19, metavar="N", rich_help_panel=LIMITS, help="How far the worker steps back (0 to 19)."
+    ),
+]
+UploadFlag = Annotated[
+    str | None,
+    typer.Option(metavar="RATE", rich_help_panel=LIMITS, help="Bytes sent a second, such as 500KB."),
+]
+DiskFlag = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", rich_help_panel=LIMITS, help="Disk that checkpoints may take, such as 20GB."
+    ),
+]
+OnlyFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME",
+        rich_help_panel=LIMITS,
+        help="Work only on these environments of the run; may be repeated.",
+    ),
+]
+ForceFlag = Annotated[bool, typer.Option("--force", help="Replace what is there.")]

@@ -1,0 +1,239 @@
+"""Makes a run: its signed manifest, its base checkpoint and the trainer's learning settings.
+
+    plan + model folder -> base checkpoint -> manifest -> signed -> RunFolder
+
+A run's rules are part of its id, so they are complete and checked before anything is written. The signed
+manifest is written last: a folder without it holds no run, and `init` may be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nous_node.envs import registry
+from nous_node.protocol.checkpoints import FileEntry, file_entry, files_hash
+from nous_node.protocol.constants import CHUNK, MAX_MANIFEST, PROTOCOL
+from nous_node.protocol.encoding import read
+from nous_node.protocol.envelope import Kind, seal, unseal
+from nous_node.protocol.errors import LocalError, RemoteError
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.runs import (
+    EnvironmentEntry,
+    Limits,
+    ModelFacts,
+    RunManifest,
+    SamplingRules,
+    Thresholds,
+    run_id,
+)
+from nous_node.trainer.model_folder import CONFIG_FILE, model_facts, read_config
+
+from .home import disk_errors
+from .learning import learning_text
+from .plan import (
+    DEFAULT_GROUPS_PER_SECOND,
+    DEFAULT_MAX_TOKENS,
+    DEFAULT_MODEL,
+    DTYPES,
+    EMBEDDED_GROUPS_PER_SECOND,
+    EMBEDDED_MAX_TOKENS,
+    EMBEDDED_THRESHOLDS,
+    LOOSE_BF16,
+    LOOSE_FP32,
+    Dtype,
+    EnvironmentPlan,
+    RunPlan,
+)
+from .runfolder import RunFolder
+
+GENERATION_FILE = "generation_config.json"
+BASE = "000000"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The model that a run begins with."""
+
+    source: Path
+    embedded: bool
+    """Whether it is the embedded default."""
+    dtype: Dtype
+    """What inference computes in."""
+    context: int
+
+    @classmethod
+    def of(cls, source: Path, plan: RunPlan) -> BaseModel:
+        """Reads a model folder without loading it; ModelError says what it lacks."""
+        facts = model_facts(source)
+        embedded = source.resolve() == DEFAULT_MODEL.resolve()
+        dtype = plan.dtype or ("float32" if embedded else DTYPES[facts.dtype])
+        return cls(source, embedded, dtype, facts.context)
+
+
+def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: int) -> RunFolder:
+    """A new run in `path`, trained by `identity`. `now`: Unix milliseconds.
+
+    Raises LocalError, ModelError or an EnvError with what to change; nothing is left behind then
+    that would hinder another try.
+    """
+    if not _NAME.match(name):
+        raise LocalError(
+            f"A run cannot be called {name!r}: a name has up to 64 letters, digits, '.', '_' and '-', "
+            "and begins with a letter or digit."
+        )
+    if (path / "run.envelope").exists():
+        raise LocalError(f"{path} already holds a run; give the new one another name.")
+    source = Path(plan.model).expanduser() if plan.model else DEFAULT_MODEL
+    base = BaseModel.of(source, plan)
+    environments = [_environment(key, entry) for key, entry in plan.environments.items()]
+    thresholds = plan_thresholds(plan, base)
+    sampling = _sampling(plan, base)
+    learning = learning_text(plan.learning, embedded=base.embedded)
+    folder = path / "checkpoints" / BASE
+    with disk_errors(path):
+        _save_base(base, folder)
+    manifest = RunManifest(
+        name=name,
+        created=now,
+        protocol=[PROTOCOL, PROTOCOL],
+        root=identity.key,
+        trainers=[identity.key],
+        base=files_hash(folder_entries(folder)),
+        model=_facts(folder, base.dtype),
+        environments=environments,
+        sampling=sampling,
+        group=plan.group,
+        staleness=plan.staleness,
+        shards=plan.shards,
+        thresholds=thresholds,
+        limits=_limits(plan, base),
+    )
+    body = manifest.to_bytes()
+    _check(body)
+    data = seal(identity, Kind.RUN, run_id(body), body, seq=0, ts=now, limit=MAX_MANIFEST)
+    with disk_errors(path):
+        return RunFolder.create(path, unseal(data, MAX_MANIFEST), data, learning)
+
+
+def folder_entries(folder: Path) -> list[FileEntry]:
+    """The files of a checkpoint folder as its manifest lists them, sorted by path."""
+    paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return [file_entry(path, _blocks(folder / path)) for path in paths]
+
+
+def stop_ids(folder: Path) -> list[int]:
+    """Every end-of-sequence id that config.json and generation_config.json name, sorted."""
+    found: set[int] = set()
+    configs = [read_config(folder)]
+    if (folder / GENERATION_FILE).is_file():
+        configs.append(read_json(folder / GENERATION_FILE))
+    for config in configs:
+        value = config.get("eos_token_id")
+        found.update(i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int))
+    if not found:
+        raise LocalError(f"The model in {folder} names no eos_token_id; add it to its {CONFIG_FILE}.")
+    return sorted(found)
+
+
+def plan_thresholds(plan: RunPlan, base: BaseModel) -> Thresholds:
+    """The plan's own, the embedded default's, or loose ones where the plan accepts that."""
+    if plan.thresholds is not None:
+        return plan.thresholds
+    if base.embedded and base.dtype == "float32":
+        return EMBEDDED_THRESHOLDS
+    if not plan.uncalibrated:
+        raise LocalError(
+            f"The verification thresholds were not calibrated for {base.source} in {base.dtype}: add "
+            "--uncalibrated to start with loose ones, or give a [thresholds] table in --config FILE.toml."
+        )
+    return LOOSE_FP32 if base.dtype == "float32" else LOOSE_BF16
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object of a model folder; LocalError where it is none."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise LocalError(f"{path} is not JSON ({error}); copy the folder again from its source.") from error
+    if not isinstance(value, dict):
+        raise LocalError(f"{path} is not a JSON object; copy the folder again from its source.")
+    return value
+
+
+def _environment(name: str, plan: EnvironmentPlan) -> EnvironmentEntry:
+    """Checked by making it once. One whose rewards cannot be recomputed is refused."""
+    facts = registry.facts(name)
+    if not facts.verifiable:
+        raise LocalError(
+            f"The environment {name!r} cannot be recomputed by a trainer (reproducible: "
+            f"{facts.reproducible}, scorer: {facts.scorer}), so nothing could be "
+            "verified; take another one."
+        )
+    registry.make(name, plan.config)
+    return EnvironmentEntry(name, facts.version, plan.weight, plan.config, plan.advantages)
+
+
+def _sampling(plan: RunPlan, base: BaseModel) -> SamplingRules:
+    max_tokens = plan.max_tokens or (EMBEDDED_MAX_TOKENS if base.embedded else DEFAULT_MAX_TOKENS)
+    if max_tokens >= base.context:
+        raise LocalError(
+            f"{max_tokens} sampled tokens and a prompt do not fit the model's context of {base.context}; "
+            "lower --max-tokens."
+        )
+    return SamplingRules(
+        mode=plan.sampling,
+        temperature=plan.temperature,
+        max_tokens=max_tokens,
+        stop=stop_ids(base.source),
+        # f16 would add 4e-4 to the mean difference: nothing beside bf16's .04, too much beside fp32's 1e-5.
+        logprobs=plan.logprobs or ("f32" if base.dtype == "float32" else "f16"),
+    )
+
+
+def _limits(plan: RunPlan, base: BaseModel) -> Limits:
+    usual = EMBEDDED_GROUPS_PER_SECOND if base.embedded else DEFAULT_GROUPS_PER_SECOND
+    return Limits(plan.limits.groups_per_second or usual, plan.limits.inline_bytes)
+
+
+def _facts(folder: Path, dtype: Dtype) -> ModelFacts:
+    facts = model_facts(folder)
+    return ModelFacts(
+        family=facts.model_type or "unknown",
+        parameters=facts.parameters,
+        bytes=facts.weight_bytes,
+        vocabulary=facts.vocab_size,
+        context=facts.context,
+        dtype=dtype,
+    )
+
+
+def _save_base(base: BaseModel, target: Path) -> None:
+    """Version 0, saved like all that follow: the same files and tensor names, in the dtype of the run.
+
+    Loading it here also shows that it can be loaded, before anybody downloads it.
+    """
+    from nous_node.trainer.checkpoint import save_checkpoint
+    from nous_node.trainer.policy import Policy
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(Policy.load(base.source, base.dtype), target)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            yield block
+
+
+def _check(body: bytes) -> None:
+    """The reader's rules hold for what we write: a value out of range is found here, not by volunteers."""
+    try:
+        read(body, RunManifest, MAX_MANIFEST)
+    except RemoteError as error:
+        raise LocalError(f"These settings make no valid run: {error} See `nous-node init --help`.") from error

@@ -1,0 +1,270 @@
+"""`nous-node demo`: a trainer and volunteers on this machine, from nothing to a policy that got better.
+
+The processes are those of `train` and `join`, started with the same flags that a person would type, and
+watched through their `--json` lines. Base and final checkpoint are evaluated here, on the same held-out
+tasks, after everything has stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from nous_node.protocol.errors import LocalError
+from nous_node.protocol.identity import Identity
+
+from .children import Child, Family
+from .cli_exit import Exit
+from .create import create_run
+from .demo_report import DemoReport, make_report, measure, told
+from .events import (
+    Event,
+    Note,
+    RunReady,
+    Summary,
+    TrainerStatus,
+    VersionReport,
+    VolunteerStatus,
+)
+from .home import Home
+from .plan import RunPlan, with_environments
+from .runfolder import RunFolder
+from .views import View, open_view
+from .wording import printable
+
+RUN_NAME = "demo"
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+REQUIRED_RISE = 0.2
+"""Of held-out greedy accuracy. The base has about .4; by chance 256 tasks move it by .03."""
+READY_SECONDS = 60.0
+"""Until the trainer prints its invite: imports of torch on a cold disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What `nous-node demo` was asked for."""
+
+    volunteers: int = 2
+    seconds: float = 150.0
+    seed: int = 0
+    report: Path | None = None
+    target: float | None = None
+    """Stop as soon as the trainer measures this held-out greedy accuracy."""
+    home: Path | None = None
+    """None: a temporary folder, of which only the trainer's run is kept."""
+    json: bool = False
+
+
+class DemoFailed(LocalError):
+    """The demo cannot go on; `code` is what the process that ended answered with."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the children have reported so far."""
+
+    invite: str = ""
+    trainer: TrainerStatus = field(default_factory=TrainerStatus)
+    volunteers: dict[str, VolunteerStatus] = field(default_factory=dict)
+    versions: list[VersionReport] = field(default_factory=list)
+
+    def apply(self, source: str, event: Event) -> None:
+        match event.status if isinstance(event, Summary) else event:
+            case RunReady(invite=invite):
+                self.invite = invite
+            case TrainerStatus() as status:
+                self.trainer = status
+            case VolunteerStatus() as status:
+                self.volunteers[source] = status
+            case VersionReport() as report:
+                self.versions.append(report)
+            case _:
+                pass
+
+    def reached(self, target: float | None) -> bool:
+        greedy = [report.greedy for report in self.versions if report.greedy is not None]
+        return target is not None and bool(greedy) and greedy[-1] >= target
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Runs it and prints the outcome; the exit code. Raises LocalError where it cannot even begin."""
+    home = options.home or Path(tempfile.mkdtemp(prefix="nous-demo-"))
+    family = Family()
+    try:
+        report = _Demo(options, home, family).run()
+    except DemoFailed as error:
+        print(error)
+        return error.code
+    finally:
+        family.kill()
+        if options.home is None:
+            for folder in home.glob("volunteer-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+    print(report_line(report) if options.json else told(report, REQUIRED_RISE))
+    if options.report is not None:
+        write_report(options.report, report)
+    return Exit.OK if report.greedy_after - report.greedy_before >= REQUIRED_RISE else Exit.FAILED
+
+
+def make_demo_run(home: Path, seed: int) -> RunFolder:
+    """The run of the demo in the trainer's home, with the keys of `seed` in all homes."""
+    trainer = Home.open(home / "trainer")
+    identity = demo_identity(seed, "trainer")
+    trainer.write_identity(identity)
+    return create_run(
+        trainer.path / "runs" / RUN_NAME,
+        RUN_NAME,
+        identity,
+        with_environments(RunPlan(), []),
+        time.time_ns() // 1_000_000,
+    )
+
+
+def demo_identity(seed: int, name: str) -> Identity:
+    """The same key for the same seed and name: tasks differ between seeds by more than the clock."""
+    return Identity.from_seed(hashlib.sha256(f"nous/demo/{seed}/{name}".encode()).digest())
+
+
+def report_line(report: DemoReport) -> str:
+    """The last line of `demo --json`."""
+    return msgspec.json.encode({"event": "demo", **msgspec.structs.asdict(report)}).decode()
+
+
+def write_report(path: Path, report: DemoReport) -> None:
+    """Raises LocalError where the file cannot be written; the figures were printed by then."""
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    except OSError as error:
+        raise LocalError(f"The report cannot be written to {path} ({error.strerror}).") from error
+
+
+class _Demo:
+    """One run of the demo, from top to bottom."""
+
+    def __init__(self, options: DemoOptions, home: Path, family: Family) -> None:
+        self.options, self.home, self.family = options, home, family
+        self.tally = Tally()
+        self.stopping = False
+        self.started = time.monotonic()
+
+    def run(self) -> DemoReport:
+        folder = make_demo_run(self.home, self.options.seed)
+        with open_view(json=self.options.json) as view, self._signals():
+            self.started = time.monotonic()
+            trainer = self._start_trainer(view)
+            volunteers = [self._start_volunteer(n + 1) for n in range(self.options.volunteers)]
+            self._watch(view, trainer, volunteers)
+            seconds = time.monotonic() - self.started
+            left = sum(child.poll() is None for child in volunteers)
+            view.report(Note("stopping the volunteers, then the trainer"))
+            self._stop(view, volunteers)
+            self._stop(view, [trainer])
+            view.report(Note("measuring base and final checkpoint on held-out tasks"))
+            return self._report(folder, seconds, left)
+
+    def _report(self, folder: RunFolder, seconds: float, left: int) -> DemoReport:
+        final = folder.checkpoint(max(self.tally.trainer.version, 0))
+        return make_report(
+            before=measure(folder.checkpoint(0), folder),
+            after=measure(final, folder),
+            trainer=self.tally.trainer,
+            volunteers=list(self.tally.volunteers.values()),
+            versions=self.tally.versions,
+            seconds=seconds,
+            asked=self.options.volunteers,
+            left=left,
+            seed=self.options.seed,
+            checkpoint=final,
+        )
+
+    # --- processes -------------------------------------------------------------------------------
+
+    def _start_trainer(self, view: View) -> Child:
+        arguments = ["train", RUN_NAME, "--listen", LOOPBACK, "--threads", "1", "--json"]
+        arguments += ["--home", str(self.home / "trainer"), "--seed", str(self.options.seed)]
+        child = self.family.start("trainer", arguments, self.home / "logs" / "trainer.log")
+        deadline = time.monotonic() + READY_SECONDS
+        while not self.tally.invite:
+            self._take(view, 0.2)
+            if child.poll() is not None:
+                raise self._died(child)
+            if time.monotonic() > deadline or self.stopping:
+                raise DemoFailed("The trainer printed no invite in time.", Exit.INTERNAL)
+        return child
+
+    def _start_volunteer(self, number: int) -> Child:
+        name = f"volunteer-{number}"
+        arguments = ["join", self.tally.invite, "--listen", LOOPBACK, "--threads", "1", "--json"]
+        arguments += ["--home", str(self.home / name), "--nice", "0"]
+        return self.family.start(name, arguments, self.home / "logs" / f"{name}.log")
+
+    def _watch(self, view: View, trainer: Child, volunteers: list[Child]) -> None:
+        """Until the time is over, the target is reached, somebody pressed Ctrl-C, or nobody is left."""
+        reported: set[str] = set()
+        while not self.stopping and time.monotonic() - self.started < self.options.seconds:
+            self._take(view, 0.2)
+            if trainer.poll() is not None:
+                raise self._died(trainer)
+            for child in volunteers:
+                if child.poll() is not None and child.name not in reported:
+                    reported.add(child.name)
+                    view.report(Note(str(self._died(child)), "error"))
+            if len(reported) == len(volunteers):
+                raise DemoFailed("No volunteer is left, so nothing more can be learned.", Exit.INTERNAL)
+            if self.tally.reached(self.options.target):
+                return
+
+    def _stop(self, view: View, children: list[Child]) -> None:
+        for child in self.family.stop(children):
+            view.report(Note(f"{child.name} did not finish in time and was killed", "warning"))
+        self._take(view, 0.2)
+
+    def _take(self, view: View, wait: float) -> None:
+        """Takes in what was reported; waits for the first event only."""
+        try:
+            source, event = self.family.events.get(timeout=wait)
+            while True:
+                self.tally.apply(source, event)
+                view.report(event, source)
+                source, event = self.family.events.get_nowait()
+        except queue.Empty:
+            return
+
+    def _died(self, child: Child) -> DemoFailed:
+        code = Exit.INTERNAL if child.code is None else child.code
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+        tail = "\n".join(printable(line) for line in child.tail().splitlines())
+        passed_on = code if code in (Exit.INPUT, Exit.NETWORK, Exit.STORAGE) else Exit.INTERNAL
+        return DemoFailed(f"The {child.name} {how}; the end of {child.log}:\n{tail}", passed_on)
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first Ctrl-C ends the demo early with all its figures, the second at once."""
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.stopping:
+                self.family.kill()
+                os._exit(Exit.INTERRUPTED)
+            self.stopping = True
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
