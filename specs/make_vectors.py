@@ -1,0 +1,92 @@
+"""Writes specs/vectors/*.json from the package; `--check` compares instead, and fails where they differ.
+
+PYTHONPATH=tests/links .venv/bin/python specs/make_vectors.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import vectors_encoding
+import vectors_envelopes
+import vectors_gossip
+import vectors_rollouts
+import vectors_runs
+import vectors_tasks
+from vectors_world import MANIFEST, RUN, SEEDS
+
+FOLDER = Path(__file__).parent / "vectors"
+
+FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
+    "encoding": ("Canonical msgpack: chapter 01.", vectors_encoding.encoding),
+    "identities": ("Seeds, keys and peer ids: chapter 02.", vectors_encoding.identities),
+    "signatures": ("Ed25519 as it is used here: chapter 02.", vectors_encoding.signatures),
+    "envelopes": ("Envelopes with all intermediate values: chapter 02.", vectors_envelopes.envelopes),
+    "streams": ("Frames of the stream protocols: chapter 03.", vectors_runs.streams),
+    "shards": ("Which rollout topic a key belongs to: chapter 04.", vectors_runs.shards),
+    "gossip": ("Verdicts on messages in their order: chapter 04.", vectors_gossip.gossip),
+    "runs": ("Run manifests: chapter 05.", vectors_runs.runs),
+    "invites": ("Invites: chapter 05.", vectors_runs.invites),
+    "tasks": ("Task seeds and what is drawn from them: chapter 06.", vectors_tasks.tasks),
+    "uniforms": ("Keystreams and uniforms: chapter 06.", vectors_tasks.streams),
+    "choices": ("Tokens chosen on given logits (null: minus infinity): chapter 06.", vectors_tasks.choices),
+    "distances": ("How far a uniform lies from a token's interval: chapter 06.", vectors_tasks.distances),
+    "arrays": ("Numbers in byte planes: chapter 07.", vectors_rollouts.arrays),
+    "rollouts": ("Bodies of rollout groups: chapter 07.", vectors_rollouts.groups),
+    "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_runs.checkpoints),
+    "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
+    "receipts": ("Receipts: chapter 10.", vectors_runs.receipts),
+    "hellos": ("Hellos: chapter 10.", vectors_runs.hellos),
+    "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
+}
+
+
+def rendered(name: str) -> str:
+    comment, cases = FILES[name]
+    head = {
+        "comment": comment,
+        "schema": f"schema/{name}.json",
+        "run": RUN.hex(),
+        "manifest": MANIFEST.to_bytes().hex(),
+        "seeds": {who: seed.hex() for who, seed in SEEDS.items()},
+    }
+    lines = ",\n".join(json.dumps(one, ensure_ascii=True) for one in cases())
+    return json.dumps(head, indent=1)[:-2] + ',\n "cases": [\n' + lines + "\n ]\n}\n"
+
+
+def main(check: bool) -> int:
+    stale = []
+    for name in FILES:
+        path, text = FOLDER / f"{name}.json", rendered(name)
+        before = path.read_text() if path.exists() else ""
+        if text == before:
+            continue
+        stale.append(name)
+        if check:
+            print(f"{path}: {_difference(before, text)}")
+        else:
+            path.write_text(text)
+            print(f"wrote {path}")
+    extra = sorted(path.name for path in FOLDER.glob("*.json") if path.stem not in FILES)
+    for name in extra:
+        print(f"{FOLDER / name}: no generator makes this file; delete it")
+    if check and (stale or extra):
+        print("The vectors are not what the package makes: run `make vectors` and look at what changed.")
+        return 1
+    return 0
+
+
+def _difference(before: str, after: str) -> str:
+    """How many lines differ, and the beginning of the first of them."""
+    old, new = before.splitlines(), after.splitlines()
+    gone, come = set(old) - set(new), set(new) - set(old)
+    first = next((line for line in new if line in come), next(iter(gone), "order of lines"))
+    return f"{len(gone)} lines of the file are not made any more, {len(come)} are new; first: {first[:200]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""Vectors of chapter 04: what a node knows, what comes in at which time, and the verdict on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from nous_node.protocol.checkpoints import checkpoint_hash
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Hello, Receipts, accepted
+from nous_node.protocol.runs import shard_of
+from vectors_world import ALICE, BASE, BOB, ENGINE, MANIFEST, NOW, TRAINER, case, forged, group, sealed
+
+HELLO = Hello("vectors/1", ENGINE).to_bytes()
+KNOWN = {number: bytes([number]) * 32 for number in range(5)}
+ACCEPT = "accept"
+
+
+@dataclass
+class Scene:
+    """Messages in their order."""
+
+    comment: str
+    requires: str
+    known: list[int] = field(default_factory=lambda: [0])
+    """Versions of checkpoints known; the hash of version n is 32 bytes of n."""
+    quarantined: dict[bytes, int] = field(default_factory=dict)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+
+    def hears(self, message: Any, verdict: str, after: int = 0, topic: str | None = None) -> Scene:
+        """`verdict` is `accept`, or `ignore` or `reject` with a code behind a space."""
+        what, _, code = verdict.partition(" ")
+        self.steps.append(
+            {
+                "topic": topic or topic_of(ALICE),
+                "now": NOW + after,
+                "message": message if isinstance(message, list) else message.hex(),
+                "verdict": what,
+                **({"code": code} if code else {}),
+            }
+        )
+        return self
+
+    def case(self) -> dict[str, Any]:
+        return case(
+            self.comment,
+            self.requires,
+            "scene",
+            known=[{"checkpoint": KNOWN[number].hex(), "version": number} for number in self.known],
+            quarantined=[{"key": key.hex(), "until": until} for key, until in self.quarantined.items()],
+            steps=self.steps,
+        )
+
+
+def topic_of(sender: Identity) -> str:
+    return f"rollouts/{shard_of(sender.key, MANIFEST.shards)}"
+
+
+def hello(sender: Identity = ALICE, seq: int = 0, **changes: Any) -> bytes:
+    return sealed(sender, "hello", HELLO, seq, **changes)
+
+
+def rollout(version: int, seq: int = 0, **changes: Any) -> bytes:
+    return sealed(ALICE, "rollout", group(checkpoint=KNOWN[version]).to_bytes(), seq, **changes)
+
+
+def gossip() -> list[dict[str, Any]]:
+    scenes: list[Callable[[], list[Scene]]] = [_plain, _replays, _rates, _fresh, _trainers, _order]
+    return [scene.case() for make in scenes for scene in make()]
+
+
+def _plain() -> list[Scene]:
+    other = f"rollouts/{(shard_of(ALICE.key, MANIFEST.shards) + 1) % MANIFEST.shards}"
+    return [
+        Scene("a group of a known checkpoint", "GOS-1 GOS-2").hears(rollout(0), ACCEPT),
+        Scene("a hello", "GOS-1 HEL-1").hears(hello(), ACCEPT),
+        Scene("no msgpack", "GOS-2 ENV-1").hears(b"\xc1", "reject malformed"),
+        Scene("nothing", "GOS-2 ENV-1").hears(b"", "reject malformed"),
+        Scene("larger than any envelope", "ENV-9 GOS-2").hears([["00", 1_000_001]], "reject oversize"),
+        Scene("another protocol is nobody's fault", "ENV-3 GOS-2").hears(hello(v=2), "ignore unsupported-version"),
+        Scene("an unknown kind is nobody's fault", "ENV-4 GOS-2").hears(hello(kind="gift"), "ignore unknown-kind"),
+        Scene("of another run", "GOS-3").hears(hello(run=bytes(32)), "reject wrong-run"),
+        *(
+            Scene(f"a {kind} on a rollout topic", "GOS-3").hears(sealed(ALICE, kind, HELLO), "reject wrong-kind")
+            for kind in ("run", "checkpoint", "receipts")
+        ),
+        Scene("on another shard's topic", "GOS-4").hears(hello(), "reject wrong-shard", topic=other),
+        Scene("expired", "ENV-7 GOS-2").hears(hello(), "ignore expired", 60_000),
+        Scene("from the future", "ENV-7 GOS-2").hears(hello(), "ignore future-dated", -30_001),
+        Scene("30 seconds from the future", "ENV-7").hears(hello(), ACCEPT, -30_000),
+        Scene("too long a life", "ENV-7 GOS-2").hears(hello(exp=NOW + 600_001), "reject lifetime"),
+        Scene("a forged signature", "ENV-5 GOS-2").hears(forged(hello()), "reject bad-signature"),
+        Scene("a body that is no group", "ROL-13 GOS-2").hears(sealed(ALICE, "rollout", b"\x80"), "reject wrong-type"),
+        Scene("a body that is not msgpack", "ENC-3 GOS-2").hears(sealed(ALICE, "hello", b"\xc1"), "reject malformed"),
+        Scene("a body that says it is compressed", "ENV-8 GOS-2").hears(sealed(ALICE, "hello", HELLO, enc="zstd", size=5), "reject bad-compression"),
+    ]  # fmt: skip
+
+
+def _replays() -> list[Scene]:
+    return [
+        Scene("the same message again", "GOS-5").hears(hello(), ACCEPT).hears(hello(), "ignore duplicate", 1),
+        Scene("again with a broken signature", "GOS-5").hears(hello(), ACCEPT).hears(forged(hello()), "ignore duplicate"),
+        Scene("a forged message is not remembered", "GOS-11").hears(forged(hello()), "reject bad-signature").hears(hello(), ACCEPT),
+        Scene("another message with a used number", "GOS-5").hears(hello(seq=5), ACCEPT).hears(hello(seq=5, ts=NOW + 1), "ignore sequence-reused", 1),
+        Scene("numbers need not come in order", "GOS-5").hears(hello(seq=5), ACCEPT).hears(hello(seq=3), ACCEPT),
+        Scene("the same number from another key", "GOS-5").hears(hello(seq=5), ACCEPT).hears(hello(BOB, 5), ACCEPT, topic=topic_of(BOB)),
+        Scene("again after it expired", "GOS-5").hears(hello(), ACCEPT).hears(hello(), "ignore expired", 120_000),
+        Scene("a number may serve again when its message has expired", "GOS-5")
+        .hears(hello(seq=5), ACCEPT)
+        .hears(hello(seq=5, ts=NOW + 120_000, exp=NOW + 180_000), ACCEPT, 120_000),
+        Scene("a malformed body is remembered: whoever forwards it next is not punished again", "GOS-11")
+        .hears(sealed(ALICE, "hello", b"\x80"), "reject wrong-type")
+        .hears(sealed(ALICE, "hello", b"\x80"), "ignore duplicate"),
+    ]  # fmt: skip
+
+
+def _rates() -> list[Scene]:
+    burst = Scene("0.05 a second make a burst of 3, and one more every 20 seconds", "GOS-6")
+    for seq in range(3):
+        burst.hears(hello(seq=seq), ACCEPT)
+    burst.hears(hello(seq=3), "ignore rate").hears(hello(seq=4), "ignore rate", 19_999)
+    burst.hears(hello(seq=5), ACCEPT, 20_000).hears(hello(seq=6), "ignore rate", 20_000)
+    again = Scene("a message beyond the rate is not remembered", "GOS-6 GOS-11")
+    for seq in range(3):
+        again.hears(hello(seq=seq), ACCEPT)
+    again.hears(hello(seq=3), "ignore rate").hears(hello(seq=3), ACCEPT, 20_000)
+    forgery = Scene("forged messages take nothing from the rate of the key that they name", "GOS-6 GOS-11")
+    for seq in range(4):
+        forgery.hears(forged(hello(seq=seq)), "reject bad-signature")
+    forgery.hears(hello(seq=9), ACCEPT)
+    apart = Scene("each key has its own rate", "GOS-6")
+    for seq in range(3):
+        apart.hears(hello(seq=seq), ACCEPT)
+    apart.hears(hello(seq=3), "ignore rate").hears(hello(BOB), ACCEPT, topic=topic_of(BOB))
+    quarantine = Scene("a quarantine ends by itself", "GOS-10", quarantined={ALICE.key: NOW + 1000})
+    quarantine.hears(hello(), "ignore quarantined", 999).hears(hello(), ACCEPT, 1000)
+    return [burst, again, forgery, apart, quarantine]
+
+
+def _fresh() -> list[Scene]:
+    return [
+        Scene("as stale as may be", "GOS-7", known=[0, 1, 2]).hears(rollout(0), ACCEPT),
+        Scene("a version too stale", "GOS-7", known=[0, 1, 2, 3]).hears(rollout(0), "ignore stale"),
+        Scene("staleness is counted in versions, not in known checkpoints", "GOS-7", known=[0, 3]).hears(rollout(0), "ignore stale"),
+        Scene("a checkpoint that is not known", "GOS-7").hears(rollout(1), "ignore unknown-checkpoint"),
+        Scene("before any checkpoint is known", "GOS-7", known=[]).hears(rollout(0), "ignore unknown-checkpoint"),
+        Scene("a hello names no checkpoint", "GOS-7", known=[]).hears(hello(), ACCEPT),
+    ]  # fmt: skip
+
+
+def _trainers() -> list[Scene]:
+    manifest = BASE.to_bytes()
+    receipts = Receipts([accepted(checkpoint_hash(manifest), ALICE.key, 5)]).to_bytes()
+    scenes = []
+    for topic, kind, body in (("checkpoints", "checkpoint", manifest), ("receipts", "receipts", receipts)):
+        many = Scene(f"{topic} have no rate", "GOS-6 GOS-8")
+        for seq in range(5):
+            many.hears(sealed(TRAINER, kind, body, seq), ACCEPT, topic=topic)
+        scenes += [
+            many,
+            Scene(f"{topic} of a volunteer", "GOS-8").hears(sealed(ALICE, kind, body), "reject wrong-role", topic=topic),
+            Scene(f"a hello on {topic}", "GOS-3").hears(sealed(TRAINER, "hello", HELLO), "reject wrong-kind", topic=topic),
+            Scene(f"forged {topic}", "ENV-5").hears(forged(sealed(TRAINER, kind, body)), "reject bad-signature", topic=topic),
+            Scene(f"expired {topic}", "ENV-7").hears(sealed(TRAINER, kind, body), "ignore expired", 60_000, topic=topic),
+            Scene(f"malformed {topic}", "GOS-2").hears(sealed(TRAINER, kind, b"\x80"), "reject wrong-type", topic=topic),
+        ]  # fmt: skip
+    return scenes
+
+
+def _order() -> list[Scene]:
+    """Each message breaks two neighbouring rules of the order, and is answered for the first."""
+    other = f"rollouts/{(shard_of(ALICE.key, MANIFEST.shards) + 1) % MANIFEST.shards}"
+    held = {ALICE.key: NOW + 1_000_000}
+    pairs: list[tuple[str, bytes, str, int, str | None]] = [
+        ("protocol before run", hello(v=2, run=bytes(32)), "ignore unsupported-version", 0, None),
+        ("kind before run", hello(kind="gift", run=bytes(32)), "ignore unknown-kind", 0, None),
+        ("run before the topic's kind", hello(kind="run", run=bytes(32)), "reject wrong-run", 0, None),
+        ("the topic's kind before times", hello(kind="run"), "reject wrong-kind", 60_000, None),
+        ("life before the clock", hello(exp=NOW - 1), "reject lifetime", 60_000, None),
+        ("times before the shard", hello(), "ignore expired", 60_000, other),
+        ("shard before signature", forged(hello()), "reject wrong-shard", 0, other),
+        ("signature before quarantine", forged(hello()), "reject bad-signature", 0, None),
+        ("quarantine before the body", sealed(ALICE, "hello", b"\x80"), "ignore quarantined", 0, None),
+    ]
+    scenes = [
+        Scene(f"order: {comment}", "GOS-1", quarantined=held).hears(message, verdict, after, topic)
+        for comment, message, verdict, after, topic in pairs
+    ]
+    replay = Scene("order: replay before the shard", "GOS-1").hears(hello(), ACCEPT)
+    return [*scenes, replay.hears(hello(), "ignore duplicate", topic=other)]

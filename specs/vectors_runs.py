@@ -1,0 +1,381 @@
+"""Vectors of chapters 05, 09 and 10: run manifests, invites, checkpoints, receipts, streams."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any
+
+import msgspec
+from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, checkpoint_hash, files_hash
+from nous_node.protocol.encoding import decode, encode
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Hello, Receipts, accepted
+from nous_node.protocol.runs import Invite, Topics, run_id, shard_of
+from vectors_encoding import tagged
+from vectors_world import (
+    ALICE,
+    BASE,
+    BEACON,
+    BOB,
+    ENGINE,
+    FILES,
+    MANIFEST,
+    ROOT,
+    RUN,
+    TRAINER,
+    case,
+    forged,
+    sealed,
+)
+
+replace = msgspec.structs.replace
+
+
+def plain(struct: Any) -> dict[str, Any]:
+    """A struct as the map that travels."""
+    value = decode(encode(struct), 1 << 24)
+    assert isinstance(value, dict)
+    return value
+
+
+def runs() -> list[dict[str, Any]]:
+    body = MANIFEST.to_bytes()
+    extended = encode({**plain(MANIFEST), "zebra": 1})
+    good = [
+        case(
+            comment,
+            rule,
+            "valid",
+            manifest=data.hex(),
+            value=tagged(decode(data, 1 << 20)),
+            run=run_id(data).hex(),
+            envelope=sealed(ROOT, "run", data, run=run_id(data), exp=1_800_000_000_001).hex(),
+            topics={
+                "rollouts/0": Topics(run_id(data)).rollouts(0),
+                "checkpoints": Topics(run_id(data)).checkpoints,
+                "receipts": Topics(run_id(data)).receipts,
+            },
+        )
+        for comment, rule, data in (
+            ("a run", "RUN-1 RUN-2 RUN-3", body),
+            ("an unknown key is ignored, and part of the run id", "RUN-1 ENC-10", extended),
+        )
+    ]
+    return good + _bad_runs()
+
+
+def _bad_runs() -> list[dict[str, Any]]:
+    entry = MANIFEST.environments[0]
+    rows: list[tuple[str, str, dict[str, Any], str]] = [
+        ("a later protocol", "RUN-3", {"protocol": [2, 3]}, "unsupported-version"),
+        ("an empty range of protocols", "RUN-3", {"protocol": [2, 1]}, "unsupported-version"),
+        ("an environment twice", "RUN-4", {"environments": [entry, entry]}, "out-of-range"),
+        ("no environment", "RUN-5", {"environments": []}, "wrong-type"),
+        ("a weight of 0", "RUN-5", {"environments": [replace(entry, weight=0)]}, "wrong-type"),
+        ("a negative temperature", "RUN-5", {"sampling": replace(MANIFEST.sampling, temperature=-1.0)}, "wrong-type"),
+        ("a temperature of 0", "RUN-5", {"sampling": replace(MANIFEST.sampling, temperature=0.0)}, "wrong-type"),
+        ("a stop token outside the vocabulary", "RUN-4", {"sampling": replace(MANIFEST.sampling, stop=[259])}, "out-of-range"),
+        ("no stop token", "RUN-5", {"sampling": replace(MANIFEST.sampling, stop=[])}, "wrong-type"),
+        ("more tokens than the context", "RUN-4", {"sampling": replace(MANIFEST.sampling, max_tokens=65)}, "out-of-range"),
+        ("another sampling mode", "RUN-5", {"sampling": replace(MANIFEST.sampling, mode="greedy")}, "wrong-type"),
+        ("a group of one", "RUN-5", {"group": 1}, "wrong-type"),
+        ("no shard", "RUN-5", {"shards": 0}, "wrong-type"),
+        ("a trainer key of 31 bytes", "RUN-5", {"trainers": [bytes(31)]}, "wrong-type"),
+    ]  # fmt: skip
+    bad = [
+        _run_case(comment, rule, (data := encode(replace(MANIFEST, **changes))), run_id(data), code)
+        for comment, rule, changes, code in rows
+    ]
+    without = encode({key: value for key, value in plain(MANIFEST).items() if key != "thresholds"})
+    body = MANIFEST.to_bytes()
+    return [
+        *bad,
+        _run_case("a key is missing", "RUN-5", without, run_id(without), "wrong-type"),
+        _run_case("another run than was asked for", "RUN-1", body, bytes(32), "wrong-run"),
+        _run_case("the envelope names another run", "RUN-1", body, RUN, "wrong-run", run=bytes(32)),
+        _run_case("not signed by the root", "RUN-2", body, RUN, "wrong-role", signer=ALICE),
+        case(
+            "another kind",
+            "RUN-2",
+            "invalid",
+            run=RUN.hex(),
+            envelope=sealed(ROOT, "hello", body).hex(),
+            code="wrong-kind",
+        ),
+        case(
+            "a forged signature",
+            "RUN-2",
+            "invalid",
+            run=RUN.hex(),
+            envelope=forged(sealed(ROOT, "run", body)).hex(),
+            code="bad-signature",
+        ),
+    ]
+
+
+def _run_case(
+    comment: str,
+    rule: str,
+    body: bytes,
+    expected: bytes,
+    code: str,
+    *,
+    signer: Identity = ROOT,
+    **changes: Any,
+) -> dict[str, Any]:
+    envelope = sealed(signer, "run", body, **{"run": run_id(body), **changes})
+    return case(comment, rule, "invalid", run=expected.hex(), envelope=envelope.hex(), code=code)
+
+
+ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{TRAINER.peer_id}"
+
+
+def _invite(value: object, check: bytes | None = None) -> str:
+    payload = value if isinstance(value, bytes) else encode(value)
+    digest = check if check is not None else hashlib.sha256(payload).digest()[:4]
+    return "nous1" + base64.urlsafe_b64encode(payload + digest).decode().rstrip("=")
+
+
+def invites() -> list[dict[str, Any]]:
+    relayed = f"/dns4/relay.example/tcp/4001/p2p/{BOB.peer_id}/p2p-circuit/p2p/{TRAINER.peer_id}"
+    six = f"/ip6/2001:db8::1/tcp/4001/p2p/{TRAINER.peer_id}"
+    one, three = Invite(RUN, [ADDRESS]), Invite(RUN, [ADDRESS, six, relayed])
+    text = one.to_text()
+    broken = f" {text[:40]}\n  {text[40:]}\r\n"
+    extended = _invite({**plain(one), "zebra": 1})
+    good = [
+        ("one address", text, one),
+        ("three addresses, one behind a relay", three.to_text(), three),
+        ("white space anywhere is dropped", broken, one),
+        ("an unknown key is ignored", extended, one),
+    ]
+    positive = [
+        case(
+            comment,
+            "INV-1 INV-2 INV-3",
+            "valid",
+            text=written,
+            run=invite.run.hex(),
+            addresses=invite.addresses,
+        )
+        for comment, written, invite in good
+    ]
+    return positive + [
+        case(comment, rule, "invalid", text=written, code="invite")
+        for comment, rule, written in _bad_invites(text)
+    ]
+
+
+def _bad_invites(text: str) -> list[tuple[str, str, str]]:
+    spare = "".join(_spare_bits(text))
+    return [
+        ("nothing", "INV-1", ""),
+        ("only the prefix", "INV-1", "nous1"),
+        ("another prefix", "INV-1", "nous2" + text[5:]),
+        ("the prefix in upper case", "INV-1", "NOUS1" + text[5:]),
+        ("the last character is missing", "INV-1", text[:-1]),
+        ("a character is missing within", "INV-1", text[:30] + text[31:]),
+        ("a character is changed", "INV-1", text[:30] + ("A" if text[30] != "A" else "B") + text[31:]),
+        ("padding", "INV-1", text + "="),
+        ("a sign that is not base64url", "INV-1", text[:30] + "+" + text[31:]),
+        ("a character beyond ASCII", "INV-1", text[:30] + "é" + text[31:]),
+        ("spare bits of the last character are set", "INV-1", spare),
+        ("a wrong check", "INV-1", _invite({"addresses": [ADDRESS], "run": RUN}, bytes(4))),
+        ("not canonical", "INV-1", _invite(b"\xde\x00\x00")),
+        ("no run", "INV-1", _invite({"addresses": [ADDRESS]})),
+        ("a run of 31 bytes", "INV-1", _invite({"addresses": [ADDRESS], "run": RUN[:31]})),
+        ("no address", "INV-3", _invite({"addresses": [], "run": RUN})),
+        ("17 addresses", "INV-3", _invite({"addresses": [ADDRESS] * 17, "run": RUN})),
+        ("an address without a peer id", "INV-3", _invite({"addresses": ["/ip4/192.0.2.1/tcp/1"], "run": RUN})),
+        ("an address with a terminal's escape", "INV-3", _invite({"addresses": ["/\x1b[2J" + ADDRESS], "run": RUN})),
+        ("an address of 257 bytes", "INV-3", _invite({"addresses": ["/" + "a" * 200 + ADDRESS], "run": RUN})),
+        ("more than 2,048 characters", "INV-4", _invite({"addresses": ["/" + "a" * 150 + ADDRESS] * 8, "run": RUN})),
+    ]  # fmt: skip
+
+
+def _spare_bits(text: str) -> list[str]:
+    """The invite with the unused low bits of its last character set: the same bytes to a lax decoder."""
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+    encoded = text[5:]
+    assert len(encoded) % 4, "choose another address: this invite has no spare bits"
+    return [text[:-1], alphabet[alphabet.index(text[-1]) | 1]]
+
+
+def checkpoints() -> list[dict[str, Any]]:
+    body = BASE.to_bytes()
+    later = replace(
+        BASE, version=1, parent=checkpoint_hash(body), levels={"sort-digits": 1}, stats={"loss": 0.5}
+    )
+    contents = [b"{}", bytes(16_384) + b"tail"]
+    good = [
+        case(
+            comment,
+            rule,
+            "valid",
+            manifest=manifest.to_bytes().hex(),
+            value=tagged(decode(manifest.to_bytes(), 1 << 20)),
+            hash=checkpoint_hash(manifest.to_bytes()).hex(),
+            files_hash=files_hash(manifest.files).hex(),
+            contents=[content.hex() for content in contents],
+            envelope=sealed(TRAINER, "checkpoint", manifest.to_bytes()).hex(),
+        )
+        for comment, rule, manifest in (
+            ("version 0 of the run", "CKP-1 CKP-2 CKP-5 CKP-7 CKP-9", BASE),
+            ("version 1", "CKP-8 CKP-9", later),
+            ("an empty file has no chunk", "CKP-5", replace(later, files=[FILES[0], FileEntry("z.txt", 0, 16_384, b"")])),
+        )
+    ]  # fmt: skip
+    good[2]["contents"] = [contents[0].hex(), ""]
+    return good + _bad_checkpoints(later)
+
+
+def _bad_checkpoints(later: CheckpointManifest) -> list[dict[str, Any]]:
+    config, model = FILES
+    paths = [
+        "../model.safetensors", "/model.safetensors", "a/../b.json", "a//b.json", "./a.json", ".hidden.json",
+        "a\\b.json", "c:a.json", "a b.json", "a\n.json", "a./b.json", "é.json", "pickle.pkl", "model.bin", "a.py",
+        "noext", "json", "", "a/", "-a.json", "~/a.json", "a" * 251 + ".json",
+    ]  # fmt: skip
+    rows: list[tuple[str, str, dict[str, Any], str]] = [
+        *((f"path {path[:40]!r}", "CKP-3", {"files": [replace(config, path=path)]}, "path") for path in paths),
+        ("files out of order", "CKP-4", {"files": [model, config]}, "path"),
+        ("a file twice", "CKP-4", {"files": [config, config]}, "path"),
+        ("two paths that differ only in case", "CKP-4", {"files": [replace(config, path="A.json"), replace(config, path="a.json")]}, "path"),
+        ("a file where a folder has to be", "CKP-4", {"files": [replace(config, path="a.json"), replace(config, path="a.json/b.json")]}, "path"),
+        ("a chunk hash too few", "CKP-5", {"files": [replace(model, chunks=model.chunks[:32])]}, "size-mismatch"),
+        ("a chunk hash too many", "CKP-5", {"files": [replace(config, chunks=config.chunks * 2)]}, "size-mismatch"),
+        ("part of a chunk hash", "CKP-5", {"files": [replace(config, chunks=config.chunks[:31])]}, "size-mismatch"),
+        ("an empty file with a chunk", "CKP-5", {"files": [replace(config, size=0)]}, "size-mismatch"),
+        ("chunks too small", "CKP-5", {"files": [replace(config, chunk=16_383)]}, "wrong-type"),
+        ("chunks too large", "CKP-5", {"files": [replace(config, chunk=4_194_305)]}, "wrong-type"),
+        ("a negative size", "CKP-5", {"files": [replace(config, size=-1)]}, "wrong-type"),
+        ("no file", "CKP-5", {"files": []}, "wrong-type"),
+        ("no tensor", "CKP-10", {"tensors": {}}, "wrong-type"),
+        ("a tensor hash of 31 bytes", "CKP-10", {"tensors": {"w": bytes(31)}}, "wrong-type"),
+        ("a beacon of 31 bytes", "CKP-10", {"beacon": BEACON[:31]}, "wrong-type"),
+        ("an unknown kind of checkpoint", "CKP-6", {"kind": "sketch"}, "unknown-kind"),
+        ("version 1 without a parent", "CKP-8", {"parent": None}, "wrong-type"),
+        ("version 0 with a parent", "CKP-8", {"version": 0}, "wrong-type"),
+        ("version 0 with other files", "CKP-2", {"version": 0, "parent": None, "files": [config]}, "hash-mismatch"),
+    ]  # fmt: skip
+    bad = [
+        case(comment, rule, "invalid", envelope=sealed(TRAINER, "checkpoint", encode(replace(later, **changes))).hex(), code=code)
+        for comment, rule, changes, code in rows
+    ]  # fmt: skip
+    body = later.to_bytes()
+    envelopes = [
+        ("signed by a volunteer", "CKP-1", sealed(ALICE, "checkpoint", body), "wrong-role"),
+        (
+            "signed by the root, which is no trainer here",
+            "CKP-1",
+            sealed(ROOT, "checkpoint", body),
+            "wrong-role",
+        ),
+        ("a forged signature", "CKP-1", forged(sealed(TRAINER, "checkpoint", body)), "bad-signature"),
+        ("of another run", "CKP-1", sealed(TRAINER, "checkpoint", body, run=bytes(32)), "wrong-run"),
+        ("another kind of message", "CKP-1", sealed(TRAINER, "receipts", body), "wrong-kind"),
+    ]
+    return bad + [
+        case(comment, rule, "invalid", envelope=envelope.hex(), code=code)
+        for comment, rule, envelope, code in envelopes
+    ]
+
+
+def chunks() -> list[dict[str, Any]]:
+    data = bytes(16_384)
+    digest = hashlib.sha256(data).hexdigest()
+    return [
+        case("a chunk", "CKP-7", "valid", data=[["00", 16_384]], hash=digest),
+        case("a flipped bit", "CKP-7", "invalid", data=[["00", 16_383], ["01", 1]], hash=digest, code="hash-mismatch"),
+        case("a byte short", "CKP-7", "invalid", data=[["00", 16_383]], hash=digest, code="hash-mismatch"),
+    ]  # fmt: skip
+
+
+def receipts() -> list[dict[str, Any]]:
+    good = Receipts([accepted(bytes(32), ALICE.key, 640)])
+    refusal = [bytes(32), BOB.key, "refused", "sampling-mismatch", 0.25, 1e-5, 0]
+    fine: list[tuple[str, str, Any]] = [
+        ("an accepted group", "RCP-2 RCP-3", plain(good)),
+        ("a refused group with its figures", "RCP-2", {"items": [refusal]}),
+        (
+            "a code that this revision does not know",
+            "RCP-2",
+            {"items": [[*refusal[:3], "too-good", None, None, 0]]},
+        ),
+        ("a further element is ignored", "ENC-10", {"items": [[*refusal, "note"]]}),
+        ("whole numbers as integers where floats stand", "ENC-12", {"items": [[*refusal[:4], 3, 2, 0]]}),
+    ]
+    bad: list[tuple[str, str, Any]] = [
+        ("no receipt", "RCP-2", {"items": []}),
+        ("a verdict of its own", "RCP-2", {"items": [[*refusal[:2], "maybe", "", None, None, 0]]}),
+        ("a code with a terminal's escape", "RCP-2", {"items": [[*refusal[:3], "\x1b[2J", None, None, 0]]}),
+        ("a negative credit", "RCP-2", {"items": [[*refusal[:6], -1]]}),
+        ("a peer of 31 bytes", "RCP-2", {"items": [[bytes(32), bytes(31), *refusal[2:]]]}),
+        ("a missing element", "RCP-2", {"items": [refusal[:6]]}),
+        ("4,097 receipts", "RCP-2", {"items": [refusal] * 4097}),
+    ]
+    rows = [
+        case(comment, rule, "valid", body=encode(body).hex(), envelope=sealed(TRAINER, "receipts", encode(body)).hex())
+        for comment, rule, body in fine
+    ] + [
+        case(comment, rule, "invalid", envelope=sealed(TRAINER, "receipts", encode(body)).hex(), code="wrong-type")
+        for comment, rule, body in bad[:-1]
+    ]  # fmt: skip
+    return rows + [
+        case(comment, "RCP-1", "invalid", envelope=envelope.hex(), code=code)
+        for comment, envelope, code in (
+            ("signed by a volunteer", sealed(ALICE, "receipts", good.to_bytes()), "wrong-role"),
+            ("a forged signature", forged(sealed(TRAINER, "receipts", good.to_bytes())), "bad-signature"),
+            ("of another run", sealed(TRAINER, "receipts", good.to_bytes(), run=bytes(32)), "wrong-run"),
+            ("another kind", sealed(TRAINER, "hello", good.to_bytes()), "wrong-kind"),
+        )
+    ]
+
+
+def hellos() -> list[dict[str, Any]]:
+    body = Hello("vectors/1", ENGINE).to_bytes()
+    return [
+        case("a hello", "HEL-1", "valid", body=body.hex()),
+        case("without an engine", "HEL-1", "invalid", body=encode({"agent": "x"}).hex(), code="wrong-type"),
+        case("a number as agent", "HEL-1", "invalid", body=encode({**plain(Hello("", ENGINE)), "agent": 1}).hex(), code="wrong-type"),
+    ]  # fmt: skip
+
+
+def streams() -> list[dict[str, Any]]:
+    frames: list[tuple[str, str, str, Any]] = [
+        ("a head request", "STR-2", "head-request", {"run": RUN}),
+        ("a head reply", "STR-2", "head-reply", {"run": b"envelope", "checkpoint": b"envelope"}),
+        ("a head reply before the first checkpoint", "STR-2", "head-reply", {"run": b"envelope"}),
+        ("a head reply of a peer that does not know the run", "STR-2", "head-reply", {"error": "not-found"}),
+        ("a blob request", "STR-3", "blob-request", {"hash": bytes(32)}),
+        ("a blob reply", "STR-3", "blob-reply", {"data": b"chunk"}),
+        ("a blob that the peer does not hold", "STR-3", "blob-reply", {"error": "not-found"}),
+    ]
+    bad: list[tuple[str, str, str, Any]] = [
+        ("a run id of 31 bytes", "STR-2", "head-request", {"run": RUN[:31]}),
+        ("no run id", "STR-2", "head-request", {}),
+        ("a hash as text", "STR-3", "blob-request", {"hash": bytes(32).hex()}),
+        ("data as an array", "STR-3", "blob-reply", {"data": [1, 2]}),
+    ]
+    return [
+        case(comment, f"{rule} STR-1", "valid", message=kind, frame=_framed(value).hex(), value=tagged(value))
+        for comment, rule, kind, value in frames
+    ] + [
+        case(comment, rule, "invalid", message=kind, frame=_framed(value).hex(), code="wrong-type")
+        for comment, rule, kind, value in bad
+    ]
+
+
+def _framed(value: object) -> bytes:
+    data = encode(value)
+    return len(data).to_bytes(4, "big") + data
+
+
+def shards() -> list[dict[str, Any]]:
+    keys = [ALICE.key, BOB.key, bytes(32), b"\xff" * 32, bytes([1]) + bytes(31), bytes(7) + b"\1" + bytes(24)]
+    return [
+        case("a key and its topic", "GOS-4", "valid", key=key.hex(), shards=count, shard=shard_of(key, count))
+        for key in keys
+        for count in (1, 4, 1000, 65_536)
+    ]

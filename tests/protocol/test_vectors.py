@@ -1,0 +1,308 @@
+"""The committed vectors, driven through the installed package. No generator takes part."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
+from nous_node.protocol.encoding import decode, encode, read
+from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.errors import RemoteError
+from nous_node.protocol.gossip import (
+    GossipView,
+    Judgement,
+    judge_checkpoint,
+    judge_receipts,
+    judge_rollout,
+)
+from nous_node.protocol.identity import Identity, peer_id, verify
+from nous_node.protocol.rollouts import (
+    RolloutGroup,
+    pack_floats,
+    pack_tokens,
+    unpack_floats,
+    unpack_tokens,
+)
+from nous_node.protocol.structure import check_structure
+
+VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
+ROOM = 1 << 24
+Case = dict[str, Any]
+
+
+def loaded(name: str) -> dict[str, Any]:
+    return json.loads((VECTORS / f"{name}.json").read_text())  # type: ignore[no-any-return]
+
+
+FILES = {path.stem: loaded(path.stem) for path in sorted(VECTORS.glob("*.json"))}
+RUN = bytes.fromhex(FILES["gossip"]["run"])
+MANIFEST = read(bytes.fromhex(FILES["gossip"]["manifest"]), runs.RunManifest, ROOM)
+
+
+def raw(data: str | list[list[Any]]) -> bytes:
+    """Hex, or runs of it: [hex, count]."""
+    if isinstance(data, str):
+        return bytes.fromhex(data)
+    return b"".join(bytes.fromhex(piece) * count for piece, count in data)
+
+
+def untagged(value: Any) -> Any:
+    match value:
+        case None | bool():
+            return value
+        case {"int": str() as digits}:
+            return int(digits)
+        case {"float": str() as digits}:
+            return float(digits)
+        case {"text": str() as text}:
+            return text
+        case {"bin": str() as digits}:
+            return bytes.fromhex(digits)
+        case {"array": list() as items}:
+            return [untagged(item) for item in items]
+        case {"map": list() as pairs}:
+            return {key: untagged(item) for key, item in pairs}
+    raise ValueError(value)
+
+
+def drive_encoding(case: Case) -> None:
+    data = raw(case["bytes"])
+    value = decode(data, case.get("limit", ROOM))
+    assert repr(value) == repr(untagged(case["value"]))
+    assert encode(value) == data
+
+
+def drive_identity(case: Case) -> None:
+    identity = Identity.from_seed(raw(case["seed"]))
+    assert identity.key.hex() == case["key"]
+    assert peer_id(identity.key) == case["peer_id"]
+
+
+def drive_signature(case: Case) -> None:
+    verify(raw(case["key"]), raw(case["signature"]), raw(case["message"]))
+
+
+def drive_envelope(case: Case) -> None:
+    envelope = unseal(raw(case["envelope"]))
+    envelope.verify_signature()
+    envelope.check_time(case["now"])
+    content = envelope.content()
+    assert envelope.id.hex() == case["id"]
+    assert envelope.signed.hex() == case["signed"]
+    assert encode(untagged(case["head"])).hex() == case["signed"]
+    assert case["preimage"] == (b"nous/envelope/1\0" + envelope.signed).hex()
+    assert envelope.sig.hex() == case["sig"]
+    assert hashlib.sha256(content).hexdigest() == case["content_sha256"]
+
+
+MESSAGES: dict[str, tuple[type[Any], int]] = {
+    "head-request": (streams.HeadRequest, streams.MAX_REQUEST),
+    "head-reply": (streams.HeadReply, streams.MAX_HEAD_REPLY),
+    "blob-request": (streams.BlobRequest, streams.MAX_REQUEST),
+    "blob-reply": (streams.BlobReply, streams.MAX_BLOB_REPLY),
+}
+
+
+def drive_stream(case: Case) -> None:
+    frame = raw(case["frame"])
+    length, data = int.from_bytes(frame[:4], "big"), frame[4:]
+    assert length == len(data)
+    struct, limit = MESSAGES[case["message"]]
+    assert encode(read(data, struct, limit)) == data
+    assert encode(untagged(case["value"])) == data
+
+
+def drive_shard(case: Case) -> None:
+    assert runs.shard_of(raw(case["key"]), case["shards"]) == case["shard"]
+
+
+def drive_gossip(case: Case) -> None:
+    view = GossipView(RUN, MANIFEST)
+    for known in case["known"]:
+        view.learn(raw(known["checkpoint"]), known["version"])
+    for held in case["quarantined"]:
+        view.quarantined[raw(held["key"])] = held["until"]
+    for step in case["steps"]:
+        judgement = judged(view, step["topic"], raw(step["message"]), step["now"])
+        code = judgement.error.code.value if judgement.error else None
+        assert (judgement.verdict.value, code) == (step["verdict"], step.get("code"))
+
+
+def judged(view: GossipView, topic: str, message: bytes, now: int) -> Judgement:
+    match topic.split("/"):
+        case ["rollouts", shard]:
+            return judge_rollout(view, int(shard), message, now)
+        case ["checkpoints"]:
+            return judge_checkpoint(view, message, now)
+        case ["receipts"]:
+            return judge_receipts(view, message, now)
+    raise ValueError(topic)
+
+
+def drive_run(case: Case) -> None:
+    run = raw(case["run"])
+    manifest = runs.open_manifest(unseal(raw(case["envelope"])), run)
+    assert manifest == read(raw(case["manifest"]), runs.RunManifest, ROOM)
+    assert encode(untagged(case["value"])).hex() == case["manifest"]
+    topics = runs.Topics(run)
+    assert case["topics"] == {
+        "rollouts/0": topics.rollouts(0),
+        "checkpoints": topics.checkpoints,
+        "receipts": topics.receipts,
+    }
+
+
+def drive_invite(case: Case) -> None:
+    invite = runs.Invite.from_text(case["text"])
+    assert (invite.run.hex(), invite.addresses) == (case["run"], case["addresses"])
+
+
+def drive_task(case: Case) -> None:
+    seed = tasks.task_seed(
+        raw(case["run"]), raw(case["checkpoint"]), raw(case["beacon"]), raw(case["key"]), case["counter"]
+    )
+    keys = case["sampler_keys"]
+    assignment = tasks.assign(seed, case["weights"], len(keys))
+    assert seed.hex() == case["seed"]
+    assert hashlib.shake_256(b"nous/draw/1\0" + seed).hexdigest(72) == case["stream"]
+    assert assignment.environment == case["environment"]
+    assert assignment.task_seed.hex() == case["task_seed"]
+    assert [assignment.sampler_key(number).hex() for number in range(len(keys))] == keys
+
+
+def drive_uniforms(case: Case) -> None:
+    key, start, count = raw(case["key"]), case["start"], case["count"]
+    assert sampling.keystream(key, start, count).hex() == case["keystream"]
+    assert sampling.uniforms(key, start, count) == case["uniforms"]
+
+
+def logits_of(case: Case) -> list[float]:
+    return [-math.inf if logit is None else logit for logit in case["logits"]]
+
+
+def drive_choice(case: Case) -> None:
+    assert sampling.choose(logits_of(case), case["temperature"], case["uniform"]) == case["token"]
+
+
+def drive_distance(case: Case) -> None:
+    measured = sampling.distance(logits_of(case), case["temperature"], case["token"], case["uniform"])
+    assert abs(measured - case["distance"]) <= case["tolerance"]
+
+
+def drive_array(case: Case) -> None:
+    data, form = raw(case["planes"]), case["form"]
+    values = unpack_tokens(data) if form == "u32" else unpack_floats(data, form)
+    assert repr(values) == repr(case["values"])
+    assert data == (pack_tokens(case["values"]) if form == "u32" else pack_floats(case["values"], form))
+
+
+def drive_rollout(case: Case) -> None:
+    group = RolloutGroup.from_bytes(raw(case["body"]))
+    check_structure(group, MANIFEST)
+    assert encode(untagged(case["value"])).hex() == case["body"]
+
+
+def drive_checkpoint(case: Case) -> None:
+    envelope = unseal(raw(case["envelope"]))
+    checkpoint = checkpoints.open_checkpoint(envelope, RUN, MANIFEST)
+    manifest = raw(case["manifest"])
+    assert encode(untagged(case["value"])) == manifest == checkpoint.to_bytes()
+    assert checkpoints.checkpoint_hash(manifest).hex() == case["hash"]
+    assert checkpoints.files_hash(checkpoint.files).hex() == case["files_hash"]
+    for entry, content in zip(checkpoint.files, map(raw, case["contents"]), strict=True):
+        pieces = [content[start : start + entry.chunk] for start in range(0, len(content), entry.chunk)]
+        assert checkpoints.file_entry(entry.path, pieces, entry.chunk) == entry
+
+
+def drive_chunk(case: Case) -> None:
+    checkpoints.check_chunk(raw(case["data"]), raw(case["hash"]))
+
+
+def drive_receipts(case: Case) -> None:
+    opened = receipts.open_receipts(unseal(raw(case["envelope"])), RUN, MANIFEST)
+    assert read(raw(case["body"]), receipts.Receipts, ROOM) == opened
+
+
+def drive_hello(case: Case) -> None:
+    read(raw(case["body"]), receipts.Hello, ROOM)
+
+
+def drive_sort_digits(case: Case) -> None:
+    sort_digits = pytest.importorskip("nous_node.envs.sort_digits")
+    environment = sort_digits.SortDigits({"length": case["length"]})
+    task = environment.task(raw(case["seed"]), case["level"])
+    if "answer" in case:
+        assert environment.score(task, case["answer"], case["ended"]).reward == case["reward"]
+        return
+    assert environment.prompt(task) == case["prompt"]
+    assert list(case["prompt"].encode()) == case["tokens"]
+    assert environment.score(task, case["solution"], True).reward == 1.0
+
+
+DRIVERS: dict[str, Callable[[Case], None]] = {
+    "encoding": drive_encoding,
+    "identities": drive_identity,
+    "signatures": drive_signature,
+    "envelopes": drive_envelope,
+    "streams": drive_stream,
+    "shards": drive_shard,
+    "gossip": drive_gossip,
+    "runs": drive_run,
+    "invites": drive_invite,
+    "tasks": drive_task,
+    "uniforms": drive_uniforms,
+    "choices": drive_choice,
+    "distances": drive_distance,
+    "arrays": drive_array,
+    "rollouts": drive_rollout,
+    "checkpoints": drive_checkpoint,
+    "chunks": drive_chunk,
+    "receipts": drive_receipts,
+    "hellos": drive_hello,
+    "sort-digits": drive_sort_digits,
+}
+
+
+ALL = [
+    pytest.param(name, case, id=f"{name}-{number}-{case['comment'][:40]}")
+    for name, content in FILES.items()
+    for number, case in enumerate(content["cases"])
+]
+
+
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_vector(name: str, case: Case) -> None:
+    code = case.get("code")
+    if code is None:
+        DRIVERS[name](case)
+        return
+    with pytest.raises(RemoteError) as caught:
+        DRIVERS[name](case)
+    assert caught.value.code.value == code
+
+
+def test_every_file_has_a_driver() -> None:
+    assert set(FILES) == set(DRIVERS)
+
+
+def test_at_least_250_vectors_of_which_half_are_negative() -> None:
+    cases = [case for content in FILES.values() for case in content["cases"]]
+    negative = [
+        case for case in cases if "code" in case or any("code" in step for step in case.get("steps", []))
+    ]
+    assert len(cases) >= 250
+    assert len(negative) * 2 >= len(cases)
+
+
+def test_every_kind_of_message_has_a_vector() -> None:
+    kinds = {untagged(case["head"])["kind"] for case in FILES["envelopes"]["cases"] if "head" in case}
+    kinds |= {"run"} if FILES["runs"]["cases"] else set()
+    kinds |= {"checkpoint"} if FILES["checkpoints"]["cases"] else set()
+    kinds |= {"receipts"} if FILES["receipts"]["cases"] else set()
+    assert kinds == {kind.value for kind in Kind}
