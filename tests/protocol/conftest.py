@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from nous_node.protocol.checkpoints import CheckpointManifest, file_entry, files_hash
 from nous_node.protocol.envelope import Envelope, Kind, seal, unseal
 from nous_node.protocol.identity import Identity

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nous_node.protocol.constants import MAX_ARRAY, MAX_DEPTH, MAX_INT, MAX_TEXT, MAX_VALUES
 from nous_node.protocol.encoding import decode, encode, read, shaped
 from nous_node.protocol.errors import Code, LocalError, RemoteError

@@ -11,6 +11,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nous_node.protocol.constants import (
     DOMAIN_ENVELOPE,
     MAX_BODY,

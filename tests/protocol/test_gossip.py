@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import nous_node.protocol.gossip as gossip
 import pytest
+
+import nous_node.protocol.gossip as gossip
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_LIFETIME_MS
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind

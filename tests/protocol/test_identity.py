@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.identity import SMALL_ORDER, Identity, key_of, peer_id, verify
 

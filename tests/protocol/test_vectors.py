@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import Kind, unseal
