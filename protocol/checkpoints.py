@@ -148,7 +148,7 @@ def open_checkpoint(envelope: Envelope, run: bytes, manifest: RunManifest) -> Ch
     check_files(checkpoint)
     if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
         raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")
-    if (checkpoint.parent is None) != (checkpoint.version == 0):
+    if (checkpoint.parent is None) != (checkpoint.version == 0):  # [CKP-8]
         raise RemoteError(Code.WRONG_TYPE, "Every checkpoint but version 0 names its parent.")
     return checkpoint
 
@@ -167,7 +167,9 @@ def check_files(checkpoint: CheckpointManifest) -> None:
     for path in paths:
         check_path(path)
     if paths != sorted(set(paths)):
-        raise RemoteError(Code.PATH, "The files of a checkpoint are sorted by path, each named once.")
+        raise RemoteError(
+            Code.PATH, "The files of a checkpoint are sorted by path, each named once."
+        )  # [CKP-4]
     _check_apart(paths)
     for entry in checkpoint.files:
         if len(entry.chunks) != HASH_BYTES * -(-entry.size // entry.chunk):

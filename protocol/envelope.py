@@ -230,7 +230,7 @@ def _decompressed(data: bytes, size: int) -> bytes:
         if header.window_size > MAX_WINDOW:
             raise RemoteError(
                 Code.BAD_COMPRESSION,
-                f"The zstd frame asks for a window of {header.window_size} bytes; at most {MAX_WINDOW} are given.",
+                f"The zstd frame needs a window of {header.window_size} bytes; {MAX_WINDOW} are allowed.",
             )
         return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
             data, max_output_size=size, allow_extra_data=False

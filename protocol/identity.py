@@ -1,4 +1,4 @@
-"""A node's identity: one Ed25519 key, which is also its libp2p peer id. Spec: `specs/02`.
+"""A node's identity: one Ed25519 key, which is also its libp2p peer id. Spec: `specs/02`. [IDN-1]
 
 A key on the wire is the 32 raw public bytes. The peer id is their libp2p form: the identity multihash of
 the protobuf `PublicKey{Type: Ed25519, Data: key}`, in base58btc (it begins `12D3KooW`).
@@ -92,9 +92,9 @@ class Identity:
 def verify(key: bytes, signature: bytes, message: bytes) -> None:
     """Raises RemoteError(BAD_SIGNATURE) unless `signature` over `message` is `key`'s.
 
-    RFC 8032 section 5.1.7 with the cofactorless equation and S < L, as OpenSSL does it.
+    RFC 8032 section 5.1.7 with the cofactorless equation and S < L, as OpenSSL does it. [IDN-2]
     """
-    if key in SMALL_ORDER:
+    if key in SMALL_ORDER:  # [IDN-3]
         raise RemoteError(Code.BAD_SIGNATURE, "The sender's key is a point of small order.")
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)

@@ -1,4 +1,4 @@
-"""A run: its signed manifest and the invite that leads to it. Spec: `specs/03`, `specs/05`.
+"""A run: its signed manifest and the invite that leads to it. Spec: `specs/05-discovery.md`.
 
 run_id = SHA-256(manifest bytes). The manifest is the body of a `run` envelope signed by the root key that
 it names; whoever knows the run id can check it from any source.

@@ -1,4 +1,4 @@
-"""Request/response messages of the stream protocols. Spec: `specs/03`, `specs/09`.
+"""Request/response messages of the stream protocols. Spec: `specs/03-transport.md`.
 
 On a stream each side sends one frame: length as u32 big-endian, then that many bytes. Both frames are
 canonical msgpack maps.

@@ -34,7 +34,7 @@ def check_structure(group: RolloutGroup, manifest: RunManifest) -> None:
             threshold=manifest.group,
         )
     entries = {entry.id: entry for entry in manifest.environments}
-    if group.env not in entries:
+    if group.env not in entries:  # [ROL-12]
         raise RemoteError(Code.WRONG_ENVIRONMENT, f"This run has no environment {group.env[:64]!r}.")
     for trajectory in group.trajectories:
         _check_trajectory(trajectory, manifest, entries[group.env].advantages)
@@ -54,7 +54,7 @@ def _check_trajectory(trajectory: Trajectory, manifest: RunManifest, advantages:
     _check_advantages(trajectory, advantages)
     _check_finish(tokens, trajectory, manifest)
     _check_parents(trajectory)
-    if not abs(trajectory.reward) <= MAX_REWARD:
+    if not abs(trajectory.reward) <= MAX_REWARD:  # [ROL-11]
         raise RemoteError(
             Code.OUT_OF_RANGE,
             "A reward is out of range.",
@@ -66,6 +66,10 @@ def _check_trajectory(trajectory: Trajectory, manifest: RunManifest, advantages:
 def _check_length(count: int, trajectory: Trajectory, manifest: RunManifest) -> None:
     if not count or sum(segment.length for segment in trajectory.segments) != count:  # [ROL-3]
         raise RemoteError(Code.SEGMENTS, f"The segments do not add up to {count} tokens.")
+    if trajectory.segments[0].trained:  # [ROL-3]
+        raise RemoteError(
+            Code.SEGMENTS, "The first token of a trajectory cannot be sampled: nothing precedes it."
+        )
     limit = min(manifest.model.context, MAX_TOKENS)
     if count > limit:  # [ROL-4]
         raise RemoteError(

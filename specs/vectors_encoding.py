@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vectors_world import ALICE, SEEDS, case
+
 from nous_node.protocol.constants import (
     MAX_ARRAY,
     MAX_DEPTH,
@@ -12,7 +14,6 @@ from nous_node.protocol.constants import (
 )
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.identity import SMALL_ORDER, Identity
-from vectors_world import ALICE, SEEDS, case
 
 VALUES: list[tuple[str, object]] = [
     ("nil", None),

@@ -6,10 +6,11 @@ import hashlib
 import struct
 from typing import Any
 
-from nous_node.protocol.constants import DOMAIN_ENVELOPE, MAX_BODY, MAX_LIFETIME_MS, MAX_SKEW_MS
-from nous_node.protocol.encoding import encode
 from vectors_encoding import tagged
 from vectors_world import ALICE, NOW, RUN, case, forged, head, raw_frame, run_length_frame, sealed
+
+from nous_node.protocol.constants import DOMAIN_ENVELOPE, MAX_BODY, MAX_LIFETIME_MS, MAX_SKEW_MS
+from nous_node.protocol.encoding import encode
 
 PLAIN = b"plain " * 20
 

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vectors_world import ALICE, BASE, BOB, ENGINE, MANIFEST, NOW, TRAINER, case, forged, group, sealed
+
 from nous_node.protocol.checkpoints import checkpoint_hash
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Receipts, accepted
 from nous_node.protocol.runs import shard_of
-from vectors_world import ALICE, BASE, BOB, ENGINE, MANIFEST, NOW, TRAINER, case, forged, group, sealed
 
 HELLO = Hello("vectors/1", ENGINE).to_bytes()
 KNOWN = {number: bytes([number]) * 32 for number in range(5)}

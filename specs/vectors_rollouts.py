@@ -7,10 +7,11 @@ import struct
 from typing import Any
 
 import msgspec
-from nous_node.protocol.encoding import decode, encode
-from nous_node.protocol.rollouts import Role, Segment, pack_floats, pack_tokens
 from vectors_encoding import tagged
 from vectors_world import MANIFEST, STOP, case, group, trajectory
+
+from nous_node.protocol.encoding import decode, encode
+from nous_node.protocol.rollouts import Role, Segment, pack_floats, pack_tokens
 
 replace = msgspec.structs.replace
 
@@ -61,10 +62,10 @@ def groups() -> list[dict[str, Any]]:
         finish="length",
     )
     turns = trajectory(
-        tokens=pack_tokens([1, STOP, 2, 3, STOP]),
-        segments=[sampled_of(2), Segment(1, Role.TOOL, False), sampled_of(2)],
+        tokens=pack_tokens([7, 1, STOP, 2, 3, STOP]),
+        segments=[Segment(1, Role.USER, False), sampled_of(2), Segment(1, Role.TOOL, False), sampled_of(2)],
         logprobs=pack_floats([-1.0] * 4),
-        parents=[-1, 0, 1],
+        parents=[-1, 0, 1, 1],
     )
     own = trajectory(advantages=pack_floats([0.5, -0.5, 1.0]))
     whole = trajectory(reward=1, components={"correct": 1, "length": 0.25})
@@ -99,8 +100,9 @@ def _bad_structure() -> list[dict[str, Any]]:
         ("segments a token short", "ROL-3", {"segments": [raw, sampled_of(2)]}, "segments"),
         ("segments a token long", "ROL-3", {"segments": [raw, sampled_of(4)]}, "segments"),
         ("no tokens", "ROL-3", {"tokens": b""}, "segments"),
+        ("a first token that was sampled", "ROL-3", {"segments": [sampled_of(6)], "logprobs": pack_floats([-1.0] * 6)}, "segments"),
         ("more tokens than the context", "ROL-4", {"tokens": pack_tokens([1] * 65), "segments": [Segment(62, Role.RAW, False), sampled_of(3)]}, "too-long"),
-        ("more sampled tokens than the run allows", "ROL-4", {"tokens": pack_tokens([1] * long), "segments": [sampled_of(long)], "logprobs": pack_floats([-1.0] * long), "finish": "length"}, "too-long"),
+        ("more sampled tokens than the run allows", "ROL-4", {"tokens": pack_tokens([1] * (long + 1)), "segments": [Segment(1, Role.RAW, False), sampled_of(long)], "logprobs": pack_floats([-1.0] * long), "finish": "length"}, "too-long"),
         ("tokens of five bytes", "ROL-10", {"tokens": pack_tokens([1, 2, 3, 4, 5, STOP]) + b"\0"}, "wrong-type"),
         ("a log-prob too few", "ROL-5", {"logprobs": pack_floats([-1.0] * 2)}, "logprobs"),
         ("a log-prob for every token", "ROL-5", {"logprobs": pack_floats([-1.0] * 6)}, "logprobs"),
@@ -111,7 +113,7 @@ def _bad_structure() -> list[dict[str, Any]]:
         ("a log-prob of minus infinity", "ROL-6", {"logprobs": pack_floats([-1.0, -infinite, -1.0])}, "not-finite"),
         ("advantages where the run takes none", "ROL-7", {"advantages": pack_floats([1.0] * 3)}, "advantages"),
         ("stop without a stop token", "ROL-8", {"tokens": pack_tokens([1, 2, 3, 4, 5, 6])}, "finish"),
-        ("stop with a stop token that was not sampled", "ROL-8", {"segments": [Segment(3, Role.ASSISTANT, True), Segment(3, Role.USER, False)]}, "finish"),
+        ("stop with a stop token that was not sampled", "ROL-8", {"tokens": pack_tokens([1, 2, STOP, 4, 5, STOP]), "segments": [Segment(1, Role.USER, False), sampled_of(2), Segment(3, Role.USER, False)], "logprobs": pack_floats([-1.0] * 2)}, "finish"),
         ("length with a stop token", "ROL-8", {"finish": "length"}, "finish"),
         ("length before the limit", "ROL-8", {"finish": "length", "tokens": pack_tokens([1, 2, 3, 4, 5, 6])}, "finish"),
         ("sampled tokens go on behind a stop token", "ROL-8", {"tokens": pack_tokens([1, 2, 3, STOP, 5, STOP])}, "finish"),

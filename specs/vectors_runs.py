@@ -7,11 +7,6 @@ import hashlib
 from typing import Any
 
 import msgspec
-from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, checkpoint_hash, files_hash
-from nous_node.protocol.encoding import decode, encode
-from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Hello, Receipts, accepted
-from nous_node.protocol.runs import Invite, Topics, run_id, shard_of
 from vectors_encoding import tagged
 from vectors_world import (
     ALICE,
@@ -28,6 +23,12 @@ from vectors_world import (
     forged,
     sealed,
 )
+
+from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, checkpoint_hash, files_hash
+from nous_node.protocol.encoding import decode, encode
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Hello, Receipts, accepted
+from nous_node.protocol.runs import Invite, Topics, run_id, shard_of
 
 replace = msgspec.structs.replace
 
@@ -347,7 +348,7 @@ def streams() -> list[dict[str, Any]]:
         ("a head request", "STR-2", "head-request", {"run": RUN}),
         ("a head reply", "STR-2", "head-reply", {"run": b"envelope", "checkpoint": b"envelope"}),
         ("a head reply before the first checkpoint", "STR-2", "head-reply", {"run": b"envelope"}),
-        ("a head reply of a peer that does not know the run", "STR-2", "head-reply", {"error": "not-found"}),
+        ("a head reply of a peer that follows another run", "STR-2", "head-reply", {"error": "wrong-run"}),
         ("a blob request", "STR-3", "blob-request", {"hash": bytes(32)}),
         ("a blob reply", "STR-3", "blob-reply", {"data": b"chunk"}),
         ("a blob that the peer does not hold", "STR-3", "blob-reply", {"error": "not-found"}),

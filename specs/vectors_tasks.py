@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from vectors_world import ALICE, BEACON, BOB, RUN, case
+
 from nous_node.envs.sort_digits import SortDigits
 from nous_node.protocol.sampling import choose, distance, keystream, uniforms
 from nous_node.protocol.tasks import assign, task_seed
-from vectors_world import ALICE, BEACON, BOB, RUN, case
 
 CHECKPOINT = bytes([0xC0]) * 32
 

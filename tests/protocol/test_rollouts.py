@@ -131,7 +131,7 @@ def test_structure_never_raises_anything_else(
 def test_structure_of_the_largest_body_is_checked_in_bounded_time(
     world: Any, group: Any, trajectory: Any
 ) -> None:
-    huge = trajectory(tokens=bytes(MAX_BODY // 8), segments=[Segment(MAX_BODY // 32, Role.ASSISTANT, True)])
+    huge = trajectory(tokens=bytes(MAX_BODY // 8), segments=[Segment(MAX_BODY // 32, Role.RAW, False)])
     started = time.process_time()
     with pytest.raises(RemoteError) as caught:
         check_structure(group(trajectories=[huge] * 8), world.manifest)
