@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -57,9 +58,19 @@ def main() -> None:
 def _internal(error: Exception, text: str) -> str:
     from .home import default_home
 
-    path = write_crash(default_home(os.environ), error)
+    path = write_crash(_named_home(sys.argv) or default_home(os.environ), error)
     where = f"the traceback is in {path}" if path else "and the traceback could not be written to the home"
     return f"An error of nous-node itself ({text}); {where}. Please report it with that file."
+
+
+def _named_home(arguments: list[str]) -> Path | None:
+    """The value of --home, which no longer is at hand when an error comes up here."""
+    for flag, value in pairwise([*arguments, ""]):
+        if flag == "--home" and value:
+            return Path(value).expanduser()
+        if flag.startswith("--home="):
+            return Path(flag.removeprefix("--home=")).expanduser()
+    return None
 
 
 def _version(wanted: bool) -> None:
@@ -259,12 +270,12 @@ def status(home: HomeFlag = None, json: JsonFlag = False) -> None:
 
 
 @app.command(epilog=EXIT_CODES)
-def doctor(home: HomeFlag = None, config: ConfigFlag = None, json: JsonFlag = False) -> None:
+def doctor(home: HomeFlag = None, json: JsonFlag = False) -> None:
     """Check this machine: Python, torch, memory, disk, clock, port, and whether rollouts made here verify."""
     from .cli_commands import home_path
     from .doctor import print_checks
 
-    raise typer.Exit(print_checks(home_path(home), config, json=json))
+    raise typer.Exit(print_checks(home_path(home), json=json))
 
 
 @identity_app.command("show")

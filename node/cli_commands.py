@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+
 from nous_node.protocol.errors import LocalError
 
 from .create import create_run

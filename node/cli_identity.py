@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import msgspec
+
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import trio
 
 from .cli_exit import Exit
 from .events import Note, Report, Summary
 from .views import View
-
-if TYPE_CHECKING:
-    from trio import TaskStatus
 
 Role = Callable[[Report, trio.Event], Awaitable[Summary]]
 """A role with its settings filled in."""
@@ -32,28 +28,28 @@ def run_role(role: Role, view: View) -> Summary:
     """Enters the view, runs the role, and reports its summary as the last event."""
     with view:
         summary = trio.run(_until_stopped, role, view.report)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a reader that is gone need not stop us any more
         view.report(summary)
     return summary
 
 
 async def _until_stopped(role: Role, report: Report) -> Summary:
     stop = trio.Event()
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_watch_signals, stop, report)
-        summary = await role(report, stop)
-        nursery.cancel_scope.cancel()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch, signals, stop, report)
+            summary = await role(report, stop)
+            nursery.cancel_scope.cancel()
     return summary
 
 
-async def _watch_signals(
-    stop: trio.Event, report: Report, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        task_status.started()
-        async for _ in signals:
-            break
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
+async def _watch(signals: AsyncIterator[int], stop: trio.Event, report: Report) -> None:
+    async for _ in signals:
+        break
+    # The receiver puts back what was there before it. SIGTERM also comes from our own view when its reader
+    # has gone, which must not cut the finish short.
+    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     report(Note("finishing what is in work; press Ctrl-C again to leave at once"))
     stop.set()
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
 
@@ -40,6 +41,7 @@ from .events import (
 from .home import Home
 from .plan import RunPlan, with_environments
 from .runfolder import RunFolder
+from .store import Journal
 from .views import View, open_view
 from .wording import printable
 
@@ -125,7 +127,7 @@ def make_demo_run(home: Path, seed: int) -> RunFolder:
     """The run of the demo in the trainer's home, with the keys of `seed` in all homes."""
     trainer = Home.open(home / "trainer")
     identity = demo_identity(seed, "trainer")
-    trainer.write_identity(identity)
+    trainer.replace_identity(identity)
     return create_run(
         trainer.path / "runs" / RUN_NAME,
         RUN_NAME,
@@ -133,6 +135,13 @@ def make_demo_run(home: Path, seed: int) -> RunFolder:
         with_environments(RunPlan(), []),
         time.time_ns() // 1_000_000,
     )
+
+
+def last_checkpoint(run: RunFolder) -> Path:
+    """The folder of the last published version; versions may share one."""
+    with Journal.read(run.journal) as journal:
+        stored = journal.last_checkpoint()
+    return run.checkpoint(0) if stored is None else run.path / stored.folder
 
 
 def demo_identity(seed: int, name: str) -> Identity:
@@ -178,7 +187,7 @@ class _Demo:
             return self._report(folder, seconds, left)
 
     def _report(self, folder: RunFolder, seconds: float, left: int) -> DemoReport:
-        final = folder.checkpoint(max(self.tally.trainer.version, 0))
+        final = last_checkpoint(folder)
         return make_report(
             before=measure(folder.checkpoint(0), folder),
             after=measure(final, folder),
@@ -209,6 +218,7 @@ class _Demo:
 
     def _start_volunteer(self, number: int) -> Child:
         name = f"volunteer-{number}"
+        Home.open(self.home / name).replace_identity(demo_identity(self.options.seed, name))
         arguments = ["join", self.tally.invite, "--listen", LOOPBACK, "--threads", "1", "--json"]
         arguments += ["--home", str(self.home / name), "--nice", "0"]
         return self.family.start(name, arguments, self.home / "logs" / f"{name}.log")

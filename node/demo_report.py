@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+
 from nous_node.protocol.errors import LocalError
 
 from .events import TrainerStatus, VersionReport, VolunteerStatus

@@ -21,13 +21,14 @@ from typing import Literal
 
 import msgspec
 import psutil
+
 from nous_node.protocol.checkpoints import files_hash
 from nous_node.protocol.errors import NousError
 
 from .cli_exit import Exit
 from .home import Home, HomeBusyError
 from .plan import DEFAULT_MODEL, DEFAULT_MODEL_HASH, EMBEDDED_THRESHOLDS
-from .wording import printable, size
+from .wording import plural, printable, size
 
 NEEDED_PYTHON = (3, 11)
 LOW_DISK = 2 << 30
@@ -97,7 +98,7 @@ def print_checks(home: Path, *, json: bool) -> int:
         )
         console.print(line, soft_wrap=True)
     if not json:
-        console.print(f"{problems} problems" if problems else "This machine is fit to take part.")
+        console.print(plural(problems, "problem") if problems else "This machine is fit to take part.")
     return Exit.FAILED if problems else Exit.OK
 
 
@@ -217,6 +218,7 @@ class SelfTest:
 def self_test() -> SelfTest:
     """Generates seeded tokens with the embedded default in fp32 and recomputes them by prefill."""
     import numpy as np
+
     from nous_node.trainer.generate import Request, generate, uniforms
     from nous_node.trainer.policy import Policy
     from nous_node.trainer.prefill import Recorded, prefill

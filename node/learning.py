@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
 from nous_node.protocol.errors import LocalError
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
+
 from nous_node.protocol.constants import MAX_ENVELOPE
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.runs import Setting, Thresholds

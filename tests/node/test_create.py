@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from nous_node.envs.errors import EnvError
 from nous_node.node.create import create_run, folder_entries, stop_ids
 from nous_node.node.learning import EXPLAINED, Learning, learning_text, read_learning

@@ -10,6 +10,8 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+
 from nous_node.node.events import (
     Event,
     Note,
@@ -32,7 +34,6 @@ from nous_node.node.views import (
     open_view,
 )
 from nous_node.node.wording import count, duration, printable, refusals, size, sparkline
-from rich.console import Console
 
 HOSTILE = "sort\x1b]0;owned\x07\x1b[2J\u202eevil\r\n[red]markup[/red]"
 

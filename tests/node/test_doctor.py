@@ -1,0 +1,114 @@
+"""The doctor's checks: what is fit, what is only noted, and what is a problem."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from nous_node.node import doctor
+from nous_node.node.doctor import (
+    Check,
+    check_clock,
+    check_disk,
+    check_home,
+    check_port,
+    check_reproducibility,
+    checks,
+    print_checks,
+)
+from nous_node.node.home import Home
+from nous_node.node.plan import EMBEDDED_THRESHOLDS
+
+
+def test_this_machine_is_fit_and_every_check_has_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert print_checks(tmp_path / "home", json=True) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["name"] for one in told if one["state"] == "problem"] == []
+    assert {"python", "torch", "libp2p", "home", "disk", "reproducibility", "environments"} <= {
+        one["name"] for one in told
+    }
+
+
+def test_a_problem_makes_the_exit_code_1_and_the_others_are_still_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> Check:
+        raise RuntimeError("no wheel for this machine")
+
+    monkeypatch.setattr(doctor, "check_torch", broken)
+    monkeypatch.setattr(doctor, "check_reproducibility", lambda: Check("reproducibility", "ok", ""))
+    assert print_checks(tmp_path, json=False) == 1
+    told = capsys.readouterr().out
+    assert "no wheel for this machine" in told
+    assert "environments" in told
+    assert "1 problem\n" in told
+
+
+def test_doctor_makes_no_identity(tmp_path: Path) -> None:
+    assert "made on first start" in check_home(tmp_path / "home").text
+    assert not (tmp_path / "home" / "identity.pem").exists()
+
+
+def test_running_node_is_noticed_and_no_problem(tmp_path: Path) -> None:
+    home = Home.open(tmp_path)
+    home.identity()
+    with home.lock():
+        check = check_home(tmp_path)
+    assert check.state == "ok"
+    assert "a node is running" in check.text
+
+
+def test_damaged_identity_is_a_problem(tmp_path: Path) -> None:
+    Home.open(tmp_path).identity_file.write_text("no key")
+    (tmp_path / "identity.pem").chmod(0o600)
+    found = {check.name: check for check in checks_without_torch(tmp_path)}
+    assert found["home"].state == "problem"
+    assert "identity import" in found["home"].text
+
+
+def checks_without_torch(home: Path) -> list[Check]:
+    """The checks before the first heavy one."""
+    found = []
+    for check in checks(home):
+        found.append(check)
+        if check.name == "libp2p":
+            break
+    return found
+
+
+def test_clock_behind_our_own_files_is_a_problem(tmp_path: Path) -> None:
+    file = tmp_path / "last_run"
+    file.touch()
+    assert check_clock(tmp_path).state == "ok"
+    future = file.stat().st_mtime + 100_000
+    os.utime(file, (future, future))
+    assert check_clock(tmp_path).state == "problem"
+
+
+def test_port_in_use_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("0.0.0.0", 0))
+        other.listen()
+        monkeypatch.setattr(doctor, "DEFAULT_PORT", other.getsockname()[1])
+        assert check_port().state == "note"
+    assert check_port().state == "ok"
+
+
+def test_little_disk_is_noted_and_none_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, state in (("LOW_DISK", "note"), ("NO_DISK", "problem")):
+        monkeypatch.setattr(doctor, limit, 1 << 60)
+        assert check_disk(tmp_path / "not" / "there").state == state
+
+
+def test_engine_that_computes_other_numbers_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = EMBEDDED_THRESHOLDS.distance_max
+    monkeypatch.setattr(doctor, "self_test", lambda: doctor.SelfTest(0.0, 0.0, 2 * limit))
+    check = check_reproducibility()
+    assert check.state == "problem"
+    assert "would be refused" in check.text
