@@ -1,0 +1,237 @@
+"""Chunks of checkpoints: served from the files they lie in, fetched from any peer, verified before use.
+
+A checkpoint that arrives is written to `NAME.part` and renamed when every chunk of it has the hash that
+the signed manifest names. What a `.part` folder already holds is checked and kept, so a download resumes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, check_chunk
+from nous_node.protocol.encoding import encode, read
+from nous_node.protocol.envelope import Hash
+from nous_node.protocol.errors import Code, NousError, RemoteError
+from nous_node.protocol.streams import (
+    BLOB_PROTOCOL,
+    MAX_BLOB_REPLY,
+    MAX_REQUEST,
+    BlobRequest,
+    blob_reply,
+    read_blob,
+)
+
+from .home import disk_errors
+
+PARALLEL = 4
+"""Chunks asked for at once: enough to hide a round trip, few enough to keep 16 MiB in memory."""
+
+CHUNK_SECONDS = 60.0
+"""Deadline of one chunk: 4 MiB at 70 KB/s."""
+
+
+class FetchError(NousError):
+    """No connected peer could deliver what was needed; what was verified is kept for the next try."""
+
+
+class Requester(Protocol):
+    """The part of the network that a download needs."""
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_response: int, deadline: float
+    ) -> bytes: ...
+
+    async def disconnect(self, peer: str) -> None: ...
+
+
+@dataclass(slots=True)
+class BlobIndex:
+    """Chunk hash -> the file, offset and length where its bytes lie."""
+
+    places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
+
+    def add(self, folder: Path, files: Sequence[FileEntry]) -> None:
+        """Files of a verified checkpoint in `folder`."""
+        for entry in files:
+            for number, digest in enumerate(entry.hashes()):
+                self.places[digest] = (folder / entry.path, number * entry.chunk, entry.length(number))
+
+    def drop(self, folder: Path) -> None:
+        """Forgets what lies in a folder that is about to be deleted."""
+        for digest in [known for known, place in self.places.items() if folder in place[0].parents]:
+            del self.places[digest]
+
+    def read(self, digest: bytes) -> bytes | None:
+        """The chunk, or None where it is not held, or no longer what it was."""
+        place = self.places.get(digest)
+        if place is None:
+            return None
+        path, offset, length = place
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(length)
+            check_chunk(data, digest)
+        except (OSError, RemoteError):  # deleted or changed under us: we do not hold it any more
+            self.places.pop(digest, None)
+            return None
+        return data
+
+    async def answer(self, peer: str, request: bytes) -> bytes:
+        """The handler of /nous/blob/1."""
+        wanted = read(request, BlobRequest, MAX_REQUEST)
+        return blob_reply(await trio.to_thread.run_sync(self.read, wanted.hash))
+
+
+@dataclass(slots=True)
+class _Missing:
+    path: Path
+    offset: int
+    digest: Hash
+
+
+async def fetch_checkpoint(
+    network: Requester,
+    peers: Sequence[str],
+    manifest: CheckpointManifest,
+    folder: Path,
+    index: BlobIndex,
+    entropy: random.Random,
+) -> int:
+    """Puts the checkpoint's files into `folder`, which then exists and is complete; bytes fetched.
+
+    Raises FetchError when no peer delivers a chunk (what was verified stays for the next try), and
+    LocalError when the disk is full.
+    """
+    part = folder.with_name(folder.name + ".part")
+    missing = deque(await trio.to_thread.run_sync(_prepare, part, manifest.files, index))
+    sources = list(peers)
+    entropy.shuffle(sources)
+    fetched = 0
+
+    async def work(shift: int) -> None:
+        nonlocal fetched
+        while missing:
+            chunk = missing.popleft()
+            data = await _from_any(network, sources, shift, chunk.digest)
+            with disk_errors(part):
+                await trio.to_thread.run_sync(_write, chunk.path, chunk.offset, data)
+            fetched += len(data)
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for shift in range(min(PARALLEL, len(missing))):
+                nursery.start_soon(work, shift)
+    except* NousError as group:
+        raise _first(group) from None
+    with disk_errors(folder):
+        await trio.to_thread.run_sync(_complete, part, folder)
+    index.add(folder, manifest.files)
+    return fetched
+
+
+def _first(group: BaseExceptionGroup[NousError]) -> NousError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, NousError)
+    return error
+
+
+async def _from_any(network: Requester, sources: list[str], shift: int, digest: bytes) -> bytes:
+    """One verified chunk. A source that fails is asked last from now on; one that lies is cut off."""
+    reasons: list[str] = []
+    for peer in sources[shift % max(1, len(sources)) :] + sources[: shift % max(1, len(sources))]:
+        try:
+            frame = await network.request(
+                peer,
+                BLOB_PROTOCOL,
+                encode(BlobRequest(digest)),
+                max_response=MAX_BLOB_REPLY,
+                deadline=CHUNK_SECONDS,
+            )
+            data = read_blob(frame)
+            check_chunk(data, digest)
+            return data
+        except NousError as error:
+            reasons.append(f"{peer[-8:]}: {error}")
+            if peer in sources:
+                sources.remove(peer)
+            if isinstance(error, RemoteError) and error.code == Code.HASH_MISMATCH:
+                await network.disconnect(peer)
+            else:
+                sources.append(peer)
+    raise FetchError(
+        "No connected peer delivers a chunk of the checkpoint"
+        + (f" ({'; '.join(reasons[:3])})" if reasons else " (no peer is connected)")
+        + "; it is tried again."
+    )
+
+
+def _prepare(part: Path, files: Sequence[FileEntry], index: BlobIndex) -> list[_Missing]:
+    """Lays out the folder and finds what is still missing; chunks held elsewhere are copied."""
+    missing: list[_Missing] = []
+    for entry in files:
+        path = part / entry.path
+        with disk_errors(part):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.truncate(entry.size)
+        with path.open("r+b") as file:
+            for number, digest in enumerate(entry.hashes()):
+                if _stands(file.read(entry.length(number)), digest):
+                    continue
+                known = index.read(digest)
+                offset = number * entry.chunk
+                if known is None:
+                    missing.append(_Missing(path, offset, digest))
+                else:
+                    with disk_errors(part):
+                        _write(path, offset, known)
+                file.seek(offset + entry.length(number))
+    return missing
+
+
+def _stands(data: bytes, digest: bytes) -> bool:
+    try:
+        check_chunk(data, digest)
+    except RemoteError:
+        return False
+    return True
+
+
+def _write(path: Path, offset: int, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, offset)
+            view, offset = view[written:], offset + written
+    finally:
+        os.close(descriptor)
+
+
+def _complete(part: Path, folder: Path) -> None:
+    if folder.exists():  # a damaged earlier copy: what was verified replaces it
+        shutil.rmtree(folder)
+    part.rename(folder)
+
+
+def verify_folder(folder: Path, files: Sequence[FileEntry]) -> None:
+    """Raises RemoteError(HASH_MISMATCH) where a file of a checkpoint is not what the manifest says."""
+    for entry in files:
+        path = folder / entry.path
+        if not path.is_file() or path.stat().st_size != entry.size:
+            raise RemoteError(Code.SIZE_MISMATCH, f"{path} is missing or has another size.")
+        with path.open("rb") as file:
+            for digest in entry.hashes():
+                check_chunk(file.read(entry.chunk), digest)

@@ -1,0 +1,134 @@
+"""What a volunteer has contributed: counted for the live view, the summary and `--rollouts`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import trio
+
+from nous_node.protocol.receipts import Receipt
+
+from .events import Summary, VolunteerStatus
+from .following import Following, Head
+from .outbox import Outbox
+from .worker_messages import Group
+
+RATE_SECONDS = 10.0
+"""Window of the tokens-per-second figure."""
+
+
+class Contribution:
+    """Figures of this session; credit and totals of all sessions come from the outbox."""
+
+    def __init__(self, following: Following, outbox: Outbox) -> None:
+        self.doing = "starting"
+        self.known_from = -1
+        """Newest version when our key was made known: later ones count. -1: not made known yet."""
+        self._following, self._outbox = following, outbox
+        self._head: Head | None = None
+        self._started = time.monotonic()
+        self._first_batch: float | None = None
+        self._worked = 0.0
+        self._tokens = 0
+        self._recent: deque[tuple[float, int]] = deque()
+        self._sent = self._given_up = self._accepted = self._credit = 0
+        self._refused: Counter[str] = Counter()
+        self._goals: list[tuple[int, trio.Event]] = []
+        self._idle = trio.Event()
+
+    def generates_with(self, head: Head) -> None:
+        self._head = head
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around the engine's work on groups."""
+        started = time.monotonic()
+        if self._first_batch is None:
+            self._first_batch = started
+        try:
+            yield
+        finally:
+            self._worked += time.monotonic() - started
+
+    def sampled(self, tokens: int) -> None:
+        self._tokens += tokens
+        self._recent.append((time.monotonic(), tokens))
+
+    def sent(self, group: Group) -> None:
+        self._sent += 1
+
+    def give_up(self, groups: int) -> None:
+        self._given_up += groups
+        self._settle()
+
+    def note(self, receipt: Receipt) -> None:
+        """A receipt of ours that was not known before."""
+        if receipt.verdict == "accepted":
+            self._accepted += 1
+            self._credit += receipt.credit
+        else:
+            self._refused[receipt.code] += 1
+        self._settle()
+
+    def reached(self, groups: int) -> trio.Event:
+        """Set once receipts for `groups` groups have come, accepted or refused."""
+        event = trio.Event()
+        self._goals.append((groups, event))
+        return event
+
+    async def all_acknowledged(self) -> None:
+        """Until every group sent has its receipt."""
+        while self._outbox.waiting():
+            self._idle = trio.Event()
+            await self._idle.wait()
+
+    def _settle(self) -> None:
+        acknowledged = self._accepted + self._refused.total()
+        for groups, event in self._goals:
+            if acknowledged >= groups:
+                event.set()
+        self._idle.set()
+
+    def _rate(self) -> float:
+        horizon = time.monotonic() - RATE_SECONDS
+        while self._recent and self._recent[0][0] < horizon:
+            self._recent.popleft()
+        window = min(RATE_SECONDS, max(1.0, time.monotonic() - (self._first_batch or time.monotonic())))
+        return sum(tokens for _, tokens in self._recent) / window
+
+    def status(self, peers: int) -> VolunteerStatus:
+        now = time.monotonic()
+        head = self._head
+        since = now - self._first_batch if self._first_batch is not None else 0.0
+        return VolunteerStatus(
+            run=self._following.run.hex(),
+            name=self._following.manifest.name,
+            version=-1 if head is None else head.version,
+            checkpoint="" if head is None else head.hash.hex(),
+            peers=peers,
+            doing=self.doing,
+            tokens_per_second=self._rate(),
+            generated_tokens=self._tokens,
+            groups_sent=self._sent,
+            groups_waiting=self._outbox.waiting(),
+            groups_given_up=self._given_up,
+            accepted=self._accepted,
+            refused=dict(self._refused),
+            credit=self._credit,
+            generating_share=min(1.0, self._worked / since) if since > 0 else 0.0,
+            seconds=now - self._started,
+        )
+
+    def summary(self) -> Summary:
+        status = self.status(0)
+        refused = sum(status.refused.values())
+        text = (
+            f"Contributed {status.accepted} accepted rollout groups ({status.credit} trained tokens) to "
+            f"{status.name} in {status.seconds / 60:.1f} minutes; {refused} were refused"
+            + (f", {status.groups_waiting} wait for a receipt" if status.groups_waiting else "")
+            + "."
+        )
+        return Summary(text, status)

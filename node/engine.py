@@ -1,0 +1,152 @@
+"""The worker process as the volunteer sees it: orders in, groups out, and a new process when one dies.
+
+A worker that hangs (no sign of life), grows beyond its memory or crashes is ended; the orders in work are
+given up and the caller is told in one sentence. Nothing that happens in a worker ends the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import trio
+
+from nous_node.protocol.errors import LocalError
+
+from .pipe import ChildDied, ChildPipe, end_child, start_child
+from .worker_messages import (
+    Failed,
+    FromWorker,
+    Generate,
+    Group,
+    Load,
+    Loaded,
+    Made,
+    Order,
+    Progress,
+    ToWorker,
+)
+
+START_SECONDS = 180.0
+"""Until a new worker has imported torch and loaded a policy, on a slow disk."""
+
+SILENCE_SECONDS = 120.0
+"""A worker that samples no token for this long hangs: one step of the largest model on a CPU takes
+seconds, and an environment's scorer has its own deadline well below."""
+
+MEMORY_CHECK_SECONDS = 1.0
+
+
+class WorkerError(LocalError):
+    """The worker could not do its work; the groups in work are given up."""
+
+
+class Engine:
+    """One worker process at a time, started when it is needed."""
+
+    def __init__(self, *, memory: int, nice: int, threads: int, log: Path) -> None:
+        self._memory, self._nice, self._threads, self._log = memory, nice, threads, log
+        self._pipe: ChildPipe[ToWorker, FromWorker] | None = None
+        self._why = ""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._pipe is None else self._pipe.process.pid
+
+    async def load(self, load: Load) -> Loaded:
+        """Gives the worker a policy, starting a process if there is none. Raises WorkerError."""
+        async with self._conversation() as pipe:
+            await pipe.send(load)
+            match await self._answer(pipe, START_SECONDS):
+                case Loaded() as loaded:
+                    return loaded
+                case other:
+                    raise WorkerError(_unexpected(other))
+
+    async def generate(self, orders: Sequence[Order], progress: Callable[[int], None]) -> list[Group]:
+        """Groups for all orders; `progress` hears of sampled tokens. Raises WorkerError."""
+        async with self._conversation() as pipe:
+            await pipe.send(Generate(list(orders)))
+            while True:
+                match await self._answer(pipe, SILENCE_SECONDS):
+                    case Progress(tokens):
+                        progress(tokens)
+                    case Made(groups):
+                        return groups
+                    case other:
+                        raise WorkerError(_unexpected(other))
+
+    async def watch_memory(self) -> None:
+        """Kills a worker that grows beyond its limit; runs beside the role until cancelled."""
+        while True:
+            await trio.sleep(MEMORY_CHECK_SECONDS)
+            pid = self.pid
+            if pid is None:
+                continue
+            try:
+                used = psutil.Process(pid).memory_info().rss
+            except psutil.Error:
+                continue
+            if used > self._memory:
+                self._why = (
+                    f"The worker used {used / 2**30:.1f} GiB of memory; {self._memory / 2**30:.1f} GiB "
+                    "are allowed. Raise --memory, or take part in a run with a smaller model."
+                )
+                if self._pipe is not None:
+                    self._pipe.process.kill()
+
+    async def close(self) -> None:
+        if self._pipe is not None:
+            pipe, self._pipe = self._pipe, None
+            await end_child(pipe.process)
+
+    @asynccontextmanager
+    async def _conversation(self) -> AsyncIterator[ChildPipe[ToWorker, FromWorker]]:
+        """A pipe that is closed, with its process, unless the conversation ends well: after a failure or
+        a cancellation nobody knows what the worker would say next."""
+        if self._pipe is None:
+            self._pipe = await self._start()
+        done = False
+        try:
+            yield self._pipe
+            done = True
+        except ChildDied as error:
+            why, self._why = self._why or str(error), ""
+            raise WorkerError(f"{why} The groups in work are given up; its log is {self._log}.") from error
+        finally:
+            if not done:
+                await self.close()
+
+    async def _start(self) -> ChildPipe[ToWorker, FromWorker]:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        threads = str(self._threads)
+        with self._log.open("ab") as log:
+            return await start_child(
+                "nous_node.node.worker",
+                FromWorker,  # type: ignore[arg-type]
+                log.fileno(),
+                {
+                    "NOUS_NODE_WORKER_NICE": str(self._nice),
+                    "OMP_NUM_THREADS": threads,
+                    "MKL_NUM_THREADS": threads,
+                    "TOKENIZERS_PARALLELISM": "false",
+                    "HF_HUB_OFFLINE": "1",
+                    "PYTHONHASHSEED": "0",
+                },
+            )
+
+    async def _answer(
+        self, pipe: ChildPipe[ToWorker, FromWorker], seconds: float
+    ) -> Loaded | Progress | Made:
+        with trio.move_on_after(seconds):
+            message = await pipe.receive()
+            if isinstance(message, Failed):
+                raise WorkerError(message.text)
+            return message
+        raise ChildDied(f"The worker gave no sign of life for {seconds:.0f} s and was ended.")
+
+
+def _unexpected(message: object) -> str:
+    return f"The worker answered with a {type(message).__name__}, which was not asked for."

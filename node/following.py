@@ -1,0 +1,144 @@
+"""What every role knows of a run: its manifest, its newest checkpoint, and the gossip view.
+
+A head is learnt by gossip or asked from a peer (`/nous/head/1`); both ways lead through `offer`, which
+takes nothing that is not signed by a trainer of the run and newer than what is known.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from nous_node.protocol.checkpoints import CheckpointManifest, checkpoint_hash, open_checkpoint
+from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.encoding import encode, read
+from nous_node.protocol.envelope import unseal
+from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.gossip import GossipView
+from nous_node.protocol.runs import RunManifest, Topics, open_manifest
+from nous_node.protocol.streams import (
+    HEAD_PROTOCOL,
+    MAX_HEAD_REPLY,
+    MAX_REQUEST,
+    HeadReply,
+    HeadRequest,
+)
+
+HEAD_SECONDS = 20.0
+"""Deadline of a head request: 32 MB of manifests over a slow line."""
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds: the clock of envelopes."""
+    return time.time_ns() // 1_000_000
+
+
+INBOX = 64
+"""Accepted messages of a topic whose judge has done all the work already."""
+
+
+async def drain(inbox: trio.MemoryReceiveChannel[tuple[bytes, str]]) -> None:
+    """Empties the channel of a topic that is handled in its judge."""
+    async for _ in inbox:
+        pass
+
+
+class HeadSource(Protocol):
+    """The part of the network that a head request needs."""
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_response: int, deadline: float
+    ) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A checkpoint that a trainer of the run published."""
+
+    hash: bytes
+    manifest: CheckpointManifest
+    envelope: bytes
+    """As it was signed: what is passed on."""
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+
+@dataclass(slots=True)
+class Following:
+    """A run as one node sees it."""
+
+    run: bytes
+    envelope: bytes
+    manifest: RunManifest
+    view: GossipView
+    head: Head | None = None
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    @classmethod
+    def of(cls, run: bytes, envelope: bytes) -> Following:
+        """Raises RemoteError where the envelope is not the run's manifest."""
+        manifest = open_manifest(unseal(envelope, MAX_MANIFEST), run)
+        return cls(run, envelope, manifest, GossipView(run, manifest))
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self.run)
+
+    @property
+    def version(self) -> int:
+        return -1 if self.head is None else self.head.version
+
+    def offer(self, data: bytes) -> Head | None:
+        """A checkpoint envelope from anywhere: the head that it is, where it is newer than the one known.
+
+        Raises RemoteError where it is none of this run's.
+        """
+        envelope = unseal(data, MAX_MANIFEST)
+        manifest = open_checkpoint(envelope, self.run, self.manifest)
+        return self.take(Head(checkpoint_hash(envelope.content(MAX_MANIFEST)), manifest, data))
+
+    def take(self, head: Head) -> Head | None:
+        """A head that is known to be genuine."""
+        self.view.learn(head.hash, head.version)
+        if self.head is not None and head.version <= self.head.version:
+            return None
+        self.head = head
+        self._changed.set()
+        self._changed = trio.Event()
+        return head
+
+    async def newer_than(self, version: int) -> Head:
+        """Waits for a head above `version`."""
+        while self.head is None or self.head.version <= version:
+            await self._changed.wait()
+        return self.head
+
+    async def answer_head(self, peer: str, request: bytes) -> bytes:
+        """The handler of /nous/head/1."""
+        if read(request, HeadRequest, MAX_REQUEST).run != self.run:
+            return encode(HeadReply(error=Code.WRONG_RUN.value))
+        head = self.head
+        return encode(HeadReply(run=self.envelope, checkpoint=None if head is None else head.envelope))
+
+
+async def ask_head(network: HeadSource, peer: str, run: bytes) -> HeadReply:
+    """What a peer knows of a run. Raises RemoteError where it follows another one."""
+    frame = await network.request(
+        peer,
+        HEAD_PROTOCOL,
+        encode(HeadRequest(run)),
+        max_response=MAX_HEAD_REPLY,
+        deadline=HEAD_SECONDS,
+    )
+    reply = read(frame, HeadReply, MAX_HEAD_REPLY)
+    if reply.run is None:
+        raise RemoteError(
+            Code.WRONG_RUN,
+            "The peer does not follow this run; ask for a newer invite.",
+        )
+    return reply

@@ -1,0 +1,124 @@
+"""A volunteer's or relay's folder of one run, and how a node gets into a run from an invite.
+
+run.envelope         the signed run manifest
+outbox.sqlite        groups made and what became of them
+checkpoints/HEX/     checkpoints held, by the first 16 hex digits of their hash
+worker.log           what the worker process printed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.envelope import unseal
+from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
+from nous_node.protocol.runs import Invite, RunManifest, open_manifest
+
+from .events import Note, Report
+from .following import Following, ask_head
+from .home import Home, write_atomic
+from .network import Network
+
+CONNECT_SECONDS = 30.0
+"""Until a person is told that nobody answers: several dials with backoff."""
+
+ASK_AGAIN_SECONDS = 1.0
+
+RUNTIME_BYTES = 400 << 20
+"""Memory of a worker without a model: interpreter, torch, transformers."""
+
+BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedFolder:
+    path: Path
+
+    @classmethod
+    def of(cls, home: Home, run: bytes) -> JoinedFolder:
+        path = home.path / "joined" / run.hex()[:16]
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "run.envelope"
+
+    @property
+    def outbox(self) -> Path:
+        return self.path / "outbox.sqlite"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def worker_log(self) -> Path:
+        return self.path / "worker.log"
+
+    def checkpoint(self, digest: bytes) -> Path:
+        return self.checkpoints / digest.hex()[:16]
+
+    def read_manifest(self, run: bytes) -> bytes | None:
+        """The stored manifest envelope; None where there is none, or a damaged one (it is fetched again)."""
+        try:
+            data = self.manifest.read_bytes()
+            open_manifest(unseal(data, MAX_MANIFEST), run)
+        except (OSError, RemoteError):
+            return None
+        return data
+
+
+async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: Report) -> Following:
+    """Follows the run of an invite: manifest and newest head, from whoever answers first.
+
+    The caller keeps the network dialling. Raises LocalError when nobody who follows the run answers within
+    CONNECT_SECONDS, and RemoteError when the run is not for this node (too new a protocol).
+    """
+    stored = folder.read_manifest(invite.run)
+    following = None if stored is None else Following.of(invite.run, stored)
+    problem: NousError | None = None
+    with trio.move_on_after(CONNECT_SECONDS):
+        while True:
+            for peer in network.peers():
+                try:
+                    reply = await ask_head(network, peer.peer_id, invite.run)
+                    if following is None and reply.run is not None:
+                        following = Following.of(invite.run, reply.run)
+                        write_atomic(folder.manifest, reply.run)
+                    if following is not None and reply.checkpoint is not None:
+                        following.offer(reply.checkpoint)
+                        return following
+                except RemoteError as error:
+                    if error.code == Code.UNSUPPORTED_VERSION:
+                        raise
+                    problem = error
+            await trio.sleep(ASK_AGAIN_SECONDS / 4 if not network.peers() else ASK_AGAIN_SECONDS)
+    if following is not None:
+        report(Note("Nobody of the run answers yet; what is stored here is used until they do.", "warning"))
+        return following
+    where = ", ".join(invite.addresses[:3])
+    raise UnreachableRunError(
+        f"Nobody who follows this run answers at {where}"
+        + (f" ({problem})" if problem is not None else "")
+        + ". Is the trainer running, and is the address reachable from here? Ask for a new invite if it moved."
+    )
+
+
+class UnreachableRunError(LocalError):
+    """No peer of the invite could be reached, or none follows the run."""
+
+
+def refuse_too_large(manifest: RunManifest, memory: int) -> None:
+    """Raises LocalError, before anything is downloaded, where the model cannot fit the memory allowed."""
+    model = manifest.model
+    needed = model.parameters * BYTES_OF[model.dtype] * 5 // 4 + RUNTIME_BYTES
+    if needed > memory:
+        raise LocalError(
+            f"The model of this run needs about {needed / 2**30:.1f} GiB of memory and this node may use "
+            f"{memory / 2**30:.1f} GiB. Allow more with --memory if the machine has it, or join another run."
+        )

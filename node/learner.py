@@ -1,0 +1,270 @@
+"""The trainer's learner process: verification and learning, and nothing else.
+
+    candidates -> structure, assignment, replay -> prefill under the behaviour policy -> verdicts
+    accepted groups -> one update as soon as there are enough -> a checkpoint folder -> Updated
+
+It reads the run's folder and writes new checkpoint folders into it; it has no keys, no network and no
+database. What it holds in memory can be rebuilt from the journal and the last published checkpoint.
+
+    python -m nous_node.node.learner
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from nous_node.envs.environment import Environment, PolicySettings
+from nous_node.envs.registry import make_entry
+from nous_node.protocol.errors import Code, NousError, RemoteError
+from nous_node.protocol.receipts import refused
+from nous_node.trainer.advantage import Baseline
+from nous_node.trainer.checkpoint import save_checkpoint, save_private, tensor_hash
+from nous_node.trainer.optim import Optimizer
+from nous_node.trainer.policy import Policy
+from nous_node.trainer.step import Group, Trajectory, UpdateReport, update
+
+from .create import folder_entries
+from .curriculum import Curriculum
+from .evaluation import held_out_accuracy
+from .learner_messages import (
+    Broken,
+    Candidate,
+    FromLearner,
+    Judged,
+    Open,
+    Opened,
+    Published,
+    Rested,
+    ToLearner,
+    Updated,
+    Verdicts,
+    Verify,
+)
+from .learning import Learning, read_learning
+from .pipe import ParentPipe
+from .runfolder import RunFolder
+from .verification import CheckedGroup, Verifier
+from .versions import Versions
+
+
+@dataclass(slots=True)
+class Learner:
+    """A policy in training, and the accepted groups that wait for the next update."""
+
+    folder: RunFolder
+    learning: Learning
+    policy: Policy
+    optimizer: Optimizer
+    versions: Versions
+    verifier: Verifier
+    settings: PolicySettings
+    environments: list[Environment]
+    curriculum: Curriculum
+    version: int
+    held: deque[CheckedGroup]
+    baseline: Baseline
+
+    @classmethod
+    def open(cls, message: Open) -> Learner:
+        """Loads the published checkpoint and the optimizer state beside it, where there is one."""
+        folder = RunFolder.open(Path(message.folder))
+        manifest = folder.manifest
+        learning = read_learning(folder.learning)
+        model = Path(message.checkpoint)
+        policy = Policy.load(model, manifest.model.dtype, message.device, message.threads)
+        config = learning.update_config(manifest.sampling.temperature, manifest.sampling.max_tokens)
+        verifier = Policy.load(model, manifest.model.dtype, message.device)
+        optimizer = Optimizer(policy, config.optimizer)
+        state = folder.optimizer(message.version)
+        if state.is_dir():
+            optimizer.load(state)
+        environments = [make_entry(entry) for entry in manifest.environments]
+        highest = {
+            entry.id: environment.levels
+            for entry, environment in zip(manifest.environments, environments, strict=True)
+        }
+        return cls(
+            folder=folder,
+            learning=learning,
+            policy=policy,
+            optimizer=optimizer,
+            versions=Versions(policy, verifier, message.version, message.folders, manifest.staleness + 2),
+            verifier=Verifier(folder.run, manifest, environments),
+            settings=PolicySettings.of(manifest, policy.tokenizer),
+            environments=environments,
+            curriculum=Curriculum(dict(message.levels), highest, learning.raise_level_at),
+            version=message.version,
+            held=deque(),
+            baseline=Baseline(message.baseline),
+        )
+
+    def evaluate(self) -> float | None:
+        rules = self.folder.manifest.sampling
+        return held_out_accuracy(self.policy, self.environments, rules, self.learning.evaluate_tasks)
+
+    # --- verification ----------------------------------------------------------------------------
+
+    def verify(self, candidates: Sequence[Candidate]) -> list[Judged]:
+        """A verdict for each; accepted groups are held for the next update."""
+        judged: dict[bytes, Judged] = {}
+        checked: dict[int, list[CheckedGroup]] = {}
+        for candidate in candidates:
+            try:
+                group = self.verifier.check(candidate, self.settings)
+                self._check_version(candidate)
+            except RemoteError as error:
+                judged[candidate.id] = _refused(candidate, error)
+                continue
+            checked.setdefault(candidate.version, []).append(group)
+        for version, groups in checked.items():
+            for group, outcome in zip(groups, self._outcomes(version, groups), strict=True):
+                if outcome is not None:
+                    judged[group.candidate.id] = _refused(group.candidate, outcome)
+                else:
+                    judged[group.candidate.id] = _accepted(group)
+                    self.held.append(group)
+                    self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
+        return [judged[candidate.id] for candidate in candidates]
+
+    def _check_version(self, candidate: Candidate) -> None:
+        if not candidate.accepted and candidate.version not in self.versions:
+            raise RemoteError(
+                Code.STALE,
+                "The checkpoint of this group is no longer held for verification.",
+                measured=self.version - candidate.version,
+                threshold=self.folder.manifest.staleness,
+            )
+
+    def _outcomes(self, version: int, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
+        """One prefill for all that were not judged before."""
+        fresh = [group for group in groups if not group.candidate.accepted]
+        if not fresh:
+            return [None] * len(groups)
+        outcomes = iter(self.verifier.check_sampling(self.versions.policy(version), fresh))
+        return [None if group.candidate.accepted else next(outcomes) for group in groups]
+
+    # --- learning --------------------------------------------------------------------------------
+
+    def step(self) -> Updated | None:
+        """One update, if there are enough groups that are fresh enough: the new checkpoint's folder."""
+        aged = self._drop_aged()
+        if len(self.held) < self.learning.groups:
+            return None
+        groups = [self.held.popleft() for _ in range(self.learning.groups)]
+        rules = self.folder.manifest.sampling
+        config = self.learning.update_config(rules.temperature, rules.max_tokens)
+        made = [_group(group) for group in groups]
+        report = update(self.policy, self.optimizer, made, config, self.baseline)
+        self.baseline = report.baseline
+        staleness = float(np.mean([self.version - group.candidate.version for group in groups]))
+        self.version += 1
+        return self._saved(groups, aged, report, staleness)
+
+    def _drop_aged(self) -> list[CheckedGroup]:
+        """Groups that are too old to train on; their rewards still feed the baseline."""
+        oldest = self.version - self.folder.manifest.staleness
+        aged = [group for group in self.held if group.candidate.version < oldest]
+        for group in aged:
+            self.held.remove(group)
+            self.baseline = self.baseline.after(np.asarray(group.rewards))
+        return aged
+
+    def _saved(
+        self,
+        groups: Sequence[CheckedGroup],
+        aged: Sequence[CheckedGroup],
+        report: UpdateReport,
+        staleness: float,
+    ) -> Updated:
+        target = self.folder.checkpoint(self.version)
+        save_checkpoint(self.policy, target)
+        save_private(self.optimizer, self.folder.optimizer(self.version))
+        self.versions.remember(self.version, target)
+        every = self.learning.evaluate_every
+        greedy = self.evaluate() if every and self.version % every == 0 else None
+        correct = [value for group in groups for value in group.correct]
+        return Updated(
+            version=self.version,
+            folder=str(target),
+            used=[group.candidate.id for group in (*groups, *aged)],
+            aged=len(aged),
+            files=folder_entries(target),
+            tensors={name: tensor_hash(tensor) for name, tensor in self.policy.tensors().items()},
+            levels=self.curriculum.advance(),
+            stats={
+                "reward": report.reward,
+                "correct": float(np.mean(correct)),
+                "loss": report.loss,
+                "kl": report.kl,
+                "entropy": report.entropy,
+                "grad_norm": report.gradient_norm,
+                "clipped": report.clipped_high + report.clipped_low,
+                "groups": float(report.groups),
+                "zero_variance": float(report.zero_variance),
+                "tokens": float(report.tokens),
+                "staleness": staleness,
+            },
+            eval={} if greedy is None else {"greedy": greedy},
+            baseline=self.baseline.value,
+        )
+
+    def published(self, message: Published) -> None:
+        """A version that was published without an update is the present weights under another number."""
+        if message.version > self.version:
+            self.versions.alias(message.version, self.version)
+            self.version = message.version
+
+
+def _group(group: CheckedGroup) -> Group:
+    return Group(
+        [Trajectory(one.tokens, one.trained, one.logprobs, one.advantages) for one in group.trajectories],
+        group.rewards,
+        group.candidate.version,
+    )
+
+
+def _accepted(group: CheckedGroup) -> Judged:
+    return Judged(group.candidate.id, credit=group.credit, reward=float(np.mean(group.rewards)))
+
+
+def _refused(candidate: Candidate, error: RemoteError) -> Judged:
+    receipt = refused(candidate.id, candidate.key, error)
+    return Judged(candidate.id, receipt.code, receipt.measured, receipt.threshold, str(error))
+
+
+def serve(pipe: ParentPipe[FromLearner, ToLearner]) -> None:
+    """Until the node closes the pipe."""
+    learner: Learner | None = None
+    while (message := pipe.receive()) is not None:
+        match message:
+            case Open():
+                learner = Learner.open(message)
+                pipe.send(Opened(learner.evaluate() if message.evaluate else None))
+            case Verify(groups) if learner is not None:
+                pipe.send(Verdicts(learner.verify(groups)))
+                while (updated := learner.step()) is not None:
+                    pipe.send(updated)
+                pipe.send(Rested(len(learner.held)))
+            case Published() if learner is not None:
+                learner.published(message)
+            case _:
+                pipe.send(Broken("The learner was given work before a checkpoint."))
+
+
+def main() -> None:
+    received = cast("type[ToLearner]", ToLearner)
+    pipe: ParentPipe[FromLearner, ToLearner] = ParentPipe.take_over(received)
+    try:
+        serve(pipe)
+    except NousError as error:
+        pipe.send(Broken(str(error)))
+
+
+if __name__ == "__main__":
+    main()

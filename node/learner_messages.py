@@ -1,0 +1,112 @@
+"""What a trainer's node and its learner process say to each other. Both are ours and of one version."""
+
+from __future__ import annotations
+
+import msgspec
+
+from nous_node.protocol.checkpoints import FileEntry
+
+
+class Open(msgspec.Struct, tag=True):
+    """Start at a published checkpoint."""
+
+    folder: str
+    """The run's folder."""
+    version: int
+    checkpoint: str
+    """Folder of its checkpoint."""
+    folders: dict[int, str]
+    """Folders of the versions that may still be verified against, this one included."""
+    levels: dict[str, int]
+    device: str
+    threads: int
+    baseline: float | None = None
+    """Running reward mean, for advantages with a baseline."""
+    evaluate: bool = False
+    """Whether to measure its held-out accuracy first."""
+
+
+class Candidate(msgspec.Struct):
+    """A journalled group."""
+
+    id: bytes
+    body: bytes
+    """The envelope's content: a RolloutGroup."""
+    key: bytes
+    version: int
+    """Of its checkpoint."""
+    checkpoint: bytes
+    beacon: bytes
+    levels: dict[str, int]
+    accepted: bool
+    """Judged before (by a learner that is gone): it goes into the next batch unverified."""
+
+
+class Verify(msgspec.Struct, tag=True):
+    """Judge these, and train once enough are accepted."""
+
+    groups: list[Candidate]
+
+
+class Published(msgspec.Struct, tag=True):
+    """A version was published: by an Updated, or the same weights again under a new beacon."""
+
+    version: int
+
+
+class Opened(msgspec.Struct, tag=True):
+    greedy: float | None
+    """Held-out accuracy of the checkpoint, where it was measured."""
+
+
+class Judged(msgspec.Struct):
+    """What became of a candidate."""
+
+    id: bytes
+    code: str = ""
+    """Empty where accepted."""
+    measured: float | None = None
+    threshold: float | None = None
+    text: str = ""
+    """Why it is refused, for people."""
+    credit: int = 0
+    reward: float = 0.0
+    """Mean over the group, recomputed."""
+
+
+class Verdicts(msgspec.Struct, tag=True):
+    groups: list[Judged]
+
+
+class Updated(msgspec.Struct, tag=True):
+    """A new checkpoint stands in its folder, not yet published."""
+
+    version: int
+    folder: str
+    used: list[bytes]
+    """Groups that went into it, or were too old to: they are done with."""
+    aged: int
+    """How many of `used` were too old to train on."""
+    files: list[FileEntry]
+    tensors: dict[str, bytes]
+    levels: dict[str, int]
+    stats: dict[str, float]
+    eval: dict[str, float]
+    baseline: float | None
+
+
+class Rested(msgspec.Struct, tag=True):
+    """The learner has done all that the last Verify gave it to do."""
+
+    held: int
+    """Accepted groups that wait for the next update."""
+
+
+class Broken(msgspec.Struct, tag=True):
+    """The learner cannot go on; the sentence says why."""
+
+    text: str
+
+
+ToLearner = Open | Verify | Published
+FromLearner = Opened | Verdicts | Updated | Rested | Broken

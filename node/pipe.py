@@ -1,0 +1,157 @@
+"""Frames between a node and the child process that does its torch work.
+
+    frame = u32 big-endian length, then that many bytes of msgpack: one tagged struct
+
+The child talks over its original stdin and stdout, which it moves away at once, so that a library or an
+environment that prints cannot break a frame: its prints go to stderr, and its reads find nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from typing import BinaryIO, Generic, TypeVar
+
+import msgspec
+import trio
+
+from nous_node.protocol.errors import LocalError
+
+MAX_FRAME = 1 << 28
+"""256 MiB: a batch of the largest inline groups. A length above it is a broken pipe, not a message."""
+
+_LENGTH = struct.Struct(">I")
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+
+class ChildDied(LocalError):
+    """The child process ended, or sent something that is no frame. What it worked on is lost."""
+
+
+class ChildPipe(Generic[Sent, Received]):
+    """The parent's end. One task receives; cancelling it, or a send, leaves the pipe unusable, so
+    callers cancel only to end the child."""
+
+    def __init__(self, process: trio.Process, received: type[Received]) -> None:
+        self.process = process
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._buffer = bytearray()
+        self._sending = trio.Lock()
+
+    async def send(self, message: Sent) -> None:
+        """Waits while the child is busy: the pipe's own buffer is the back-pressure."""
+        assert self.process.stdin is not None
+        try:
+            async with self._sending:
+                await self.process.stdin.send_all(_frame(self._encoder.encode(message)))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ChildDied(await self._epitaph()) from error
+
+    async def receive(self) -> Received:
+        """The next message; ChildDied at the end of the pipe."""
+        (length,) = _LENGTH.unpack(await self._exactly(_LENGTH.size))
+        if length > MAX_FRAME:
+            raise ChildDied(f"The child process announced a frame of {length} bytes.")
+        try:
+            return self._decoder.decode(await self._exactly(length))
+        except msgspec.MsgspecError as error:
+            raise ChildDied(f"The child process sent something that is no message: {error}.") from error
+
+    async def _exactly(self, count: int) -> bytes:
+        assert self.process.stdout is not None
+        while len(self._buffer) < count:
+            try:
+                data = await self.process.stdout.receive_some(1 << 18)
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ChildDied(await self._epitaph()) from error
+            if not data:
+                raise ChildDied(await self._epitaph())
+            self._buffer += data
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    async def _epitaph(self) -> str:
+        code: int | None = None
+        with trio.move_on_after(2):
+            code = await self.process.wait()
+        if code is None:
+            return "The child process closed its pipe."
+        if code == -9:
+            return "The child process was killed (signal 9): most likely the machine ran out of memory."
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"The child process ended with {ended}."
+
+
+async def start_child(
+    module: str, received: type[Received], log: int | None = None, env: dict[str, str] | None = None
+) -> ChildPipe[Sent, Received]:
+    """Starts `python -m module` with a pipe to it; its stderr goes to the file descriptor `log`.
+
+    The child leads a process group of its own: a Ctrl-C in the terminal reaches the node, which then
+    ends the child in order.
+    """
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-P", "-m", module],
+        stdin=-1,
+        stdout=-1,
+        stderr=log,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    )
+    return ChildPipe(process, received)
+
+
+async def end_child(process: trio.Process, grace: float = 1.0) -> None:
+    """Closes the pipe, waits `grace` seconds, then kills. Returns when the process is gone."""
+    with trio.CancelScope(shield=True):
+        if process.stdin is not None:
+            await process.stdin.aclose()
+        with trio.move_on_after(grace):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        if process.stdout is not None:
+            await process.stdout.aclose()
+
+
+class ParentPipe(Generic[Sent, Received]):
+    """The child's end: blocking, single-threaded."""
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, received: type[Received]) -> None:
+        self._reader, self._writer = reader, writer
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @classmethod
+    def take_over(cls, received: type[Received]) -> ParentPipe[Sent, Received]:
+        """Moves stdin and stdout away from whatever else this process runs."""
+        reader, writer = os.dup(0), os.dup(1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(2, 1)
+        os.close(nothing)
+        return cls(os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0), received)
+
+    def send(self, message: Sent) -> None:
+        data = memoryview(_frame(self._encoder.encode(message)))
+        while data:
+            data = data[self._writer.write(data) :]
+
+    def receive(self) -> Received | None:
+        """The next message; None when the parent closed the pipe or died."""
+        header = self._reader.read(_LENGTH.size)
+        if len(header) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack(header)
+        data = self._reader.read(length)
+        return self._decoder.decode(data) if len(data) == length else None
+
+
+def _frame(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data

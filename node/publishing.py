@@ -1,0 +1,143 @@
+"""A trainer's checkpoints: published once, in order, with the groups that made them; old ones deleted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from nous_node.protocol.checkpoints import FULL, CheckpointManifest, checkpoint_hash
+from nous_node.protocol.constants import MAX_ENVELOPE, MAX_MANIFEST
+from nous_node.protocol.encoding import read
+from nous_node.protocol.envelope import Kind, seal, unseal
+from nous_node.protocol.identity import Identity
+from nous_node.trainer.model_folder import weight_files
+
+from .blobs import BlobIndex
+from .create import folder_entries
+from .following import Following, Head, now_ms
+from .learner_messages import Updated
+from .runfolder import RunFolder
+from .store import Journal
+
+
+class Publisher:
+    """`heads` and `folders` hold the versions that rollouts may still be verified against."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        folder: RunFolder,
+        journal: Journal,
+        following: Following,
+        index: BlobIndex,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self.heads: dict[bytes, Head] = {}
+        self.folders: dict[int, Path] = {}
+        self._identity, self._folder, self._journal = identity, folder, journal
+        self._following, self._index, self._entropy = following, index, entropy
+        self._held = folder.manifest.staleness + 2
+
+    @property
+    def head(self) -> Head:
+        """The newest version; there is one from `resume` on."""
+        head = self._following.head
+        assert head is not None
+        return head
+
+    def resume(self) -> None:
+        """Takes up the journal's checkpoints, or publishes version 0."""
+        for stored in self._journal.checkpoints(self._held):
+            manifest = read(
+                unseal(stored.envelope, MAX_MANIFEST).content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST
+            )
+            self._take(Head(stored.hash, manifest, stored.envelope), Path(stored.folder))
+        if self._following.head is None:
+            base = self._folder.checkpoint(0)
+            tensors = base_tensors(base)
+            self._publish(base, CheckpointManifest(0, FULL, folder_entries(base), tensors, self._entropy(32)))
+
+    def update(self, updated: Updated) -> Head:
+        """Publishes what the learner made, and marks its groups as used, in one transaction."""
+        manifest = CheckpointManifest(
+            version=updated.version,
+            kind=FULL,
+            files=updated.files,
+            tensors=updated.tensors,
+            beacon=self._entropy(32),
+            parent=self.head.hash,
+            levels=updated.levels,
+            stats=updated.stats,
+            eval=updated.eval,
+        )
+        return self._publish(Path(updated.folder), manifest, updated.used)
+
+    def renew(self) -> Head:
+        """Publishes the same weights again with a new beacon, for keys that came after the last one."""
+        head = self.head
+        manifest = msgspec.structs.replace(
+            head.manifest, version=head.version + 1, parent=head.hash, beacon=self._entropy(32)
+        )
+        return self._publish(self.folders[head.version], manifest)
+
+    def prune(self, keep: int) -> None:
+        """Deletes folders of versions that nobody needs: all but the base, the newest `keep` and those that
+        rollouts may still be verified against; of optimizer states all but the newest."""
+        folders = sorted(self._folder.path.glob("checkpoints/[0-9]*"))
+        needed = {folder.name for folder in (*self.folders.values(), *folders[-keep:], *folders[:1])}
+        for folder in folders:
+            if folder.name not in needed:
+                self._index.drop(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+        newest = self.folders[self.head.version].name
+        for folder in self._folder.path.glob("optimizer/[0-9]*"):
+            if folder.name < newest:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def seal(self, kind: Kind, body: bytes) -> bytes:
+        """A message of the trainer."""
+        return seal(
+            self._identity,
+            kind,
+            self._following.run,
+            body,
+            seq=self._journal.next_seq(),
+            ts=now_ms(),
+            limit=MAX_MANIFEST if kind is Kind.CHECKPOINT else MAX_ENVELOPE,
+        )
+
+    def _publish(self, folder: Path, manifest: CheckpointManifest, used: Sequence[bytes] = ()) -> Head:
+        body = manifest.to_bytes()
+        data = self.seal(Kind.CHECKPOINT, body)
+        head = Head(checkpoint_hash(body), manifest, data)
+        self._journal.publish(
+            version=head.version,
+            digest=head.hash,
+            envelope=data,
+            folder=str(folder),
+            used=used,
+            now=now_ms(),
+            stats=manifest.stats,
+            figures=manifest.eval,
+        )
+        self._take(head, folder)
+        return head
+
+    def _take(self, head: Head, folder: Path) -> None:
+        self._following.take(head)
+        self.heads[head.hash] = head
+        self.folders[head.version] = folder
+        self._index.add(folder, head.manifest.files)
+        for old in [version for version in self.folders if version <= head.version - self._held]:
+            del self.folders[old]
+        self.heads = {digest: known for digest, known in self.heads.items() if known.version in self.folders}
+
+
+def base_tensors(folder: Path) -> dict[str, bytes]:
+    """SHA-256 of each tensor of a checkpoint folder, from however many files. Imports torch."""
+    from nous_node.trainer.checkpoint import tensor_hashes
+
+    return {name: digest for file in weight_files(folder) for name, digest in tensor_hashes(file).items()}

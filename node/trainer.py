@@ -1,0 +1,368 @@
+"""The trainer: takes rollout groups in, has them verified and learnt from, publishes checkpoints, receipts.
+
+    gossip -> judge -> journal -> learner -> verdicts -> receipts
+                                         -> a new checkpoint -> journal -> gossip
+
+Each `_loop` below is one task of the nursery. A group counts from the moment it is journalled: whatever
+dies after that, it is verified, and it goes into exactly one version. The network never waits for the
+learner; when too many groups are pending it stops reading, and the volunteers' publishes wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+import trio
+
+from nous_node.protocol.constants import MAX_ADDRESSES
+from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.errors import Code, LocalError
+from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
+from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
+from nous_node.protocol.rollouts import RolloutGroup
+from nous_node.protocol.runs import Invite
+from nous_node.protocol.streams import (
+    BLOB_PROTOCOL,
+    HEAD_PROTOCOL,
+    MAX_BLOB_REPLY,
+    MAX_HEAD_REPLY,
+    MAX_REQUEST,
+)
+
+from .blobs import BlobIndex
+from .coach import Coach, LearnerError
+from .config import Settings
+from .events import Note, Report, RunReady, Summary
+from .following import Following, Head, now_ms
+from .home import Home
+from .learner_messages import Candidate, Judged, Open, Rested, Updated, Verdicts
+from .learning import read_learning
+from .network import Network, NetworkConfig, open_network
+from .network_errors import NoSubscribersError
+from .pipe import ChildDied
+from .publishing import Publisher
+from .runfolder import RunFolder
+from .store import Journal, NewGroup, StoredGroup
+from .training import Training
+
+INBOX = 256
+"""Accepted messages between the network and the journal."""
+
+PENDING = 1024
+"""Journalled groups without a verdict before the trainer stops reading: a learner that is this far behind
+would only see stale ones."""
+
+VERIFY_BATCH = 64
+"""Groups of one verification: one prefill for each of their versions."""
+
+MAX_UNSENT = 100_000
+"""Receipts kept while nobody is there to read them."""
+
+RECEIPT_BATCH = 1024
+"""Receipts of one message: 100 KB."""
+
+RECEIPT_SECONDS = 0.5
+"""Between batches of receipts."""
+
+STATUS_SECONDS = 1.0
+
+IDLE_SECONDS = 1.0
+"""A run without an update in work for this long draws a new beacon for keys that wait."""
+
+MAX_FAILURES = 5
+"""Learners that die one after the other, without a verdict between, before the trainer gives up."""
+
+
+async def trainer(
+    settings: Settings,
+    home: Home,
+    folder: RunFolder,
+    report: Report,
+    stop: trio.Event,
+    *,
+    entropy: Callable[[int], bytes],
+) -> Summary:
+    """Trains the run in `folder` until `stop`. `entropy(32)` draws beacons.
+
+    Raises NousError where it cannot begin or go on; the sentence says what to do.
+    """
+    identity = home.identity()
+    if identity.key not in folder.manifest.trainers:
+        raise LocalError(
+            f"This node's identity may not train {folder.manifest.name!r}: the run names other trainers. "
+            "Import the identity that made it with `nous-node identity import FILE`."
+        )
+    config = NetworkConfig(listen=settings.listen, upload_limit=settings.upload)
+    following = Following.of(folder.run, folder.envelope)
+    index = BlobIndex()
+    with Journal.open(folder.journal) as journal:
+        publisher = Publisher(identity, folder, journal, following, index, entropy)
+        await trio.to_thread.run_sync(publisher.resume)
+        async with open_network(identity.seed, config) as network:
+            node = _Trainer(settings, folder, journal, publisher, following, network, report)
+            network.serve(
+                HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
+            )
+            network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
+            await node.run(stop)
+            return node.training.summary()
+
+
+class _Trainer:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        journal: Journal,
+        publisher: Publisher,
+        following: Following,
+        network: Network,
+        report: Report,
+    ) -> None:
+        self.settings, self.folder, self.journal = settings, folder, journal
+        self.publisher, self.following, self.network, self.report = publisher, following, network, report
+        self.manifest = folder.manifest
+        self.keep = read_learning(folder.learning).keep_checkpoints
+        self.judged: dict[bytes, Judgement] = {}
+        """By message: what the gossip path found out about those in the inbox."""
+        self.receipts: deque[Receipt] = deque(maxlen=MAX_UNSENT)
+        """To be sent. One that is lost is sent again when its group is."""
+        self.newcomers = False
+        """Whether a key was heard of that counts for no version yet."""
+        self.work = trio.Event()
+        """Set when there are groups that the learner has not seen."""
+        self.room = trio.Event()
+        """Set when the learner took some."""
+        self.busy = False
+        """Whether the learner has groups in work, or an update to come."""
+        self.fed = 0
+        """Arrival of the last group that the learner was given."""
+        self.training = Training(following, journal)
+        self.coach = Coach(threads=settings.threads, log=folder.path / "learner.log")
+
+    async def run(self, stop: trio.Event) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                for shard in range(self.manifest.shards):
+                    topic = self.following.topics.rollouts(shard)
+                    inbox = self.network.subscribe(topic, self._judge(shard), INBOX)
+                    nursery.start_soon(self._intake_loop, inbox)
+                for loop in (self._learner_loop, self._receipt_loop, self._beacon_loop, self._status_loop):
+                    nursery.start_soon(loop)
+                addresses = list(self.network.addresses)[:MAX_ADDRESSES]
+                invite = Invite(self.following.run, addresses).to_text()
+                self.report(RunReady(self.following.run.hex(), self.manifest.name, invite, addresses))
+                await stop.wait()
+                self.training.doing = "finishing"
+                await self._send_receipts()
+                nursery.cancel_scope.cancel()
+        finally:
+            await self.coach.close()
+
+    # --- groups come in --------------------------------------------------------------------------
+
+    def _judge(self, shard: int) -> Callable[[bytes, str], Verdict]:
+        def judge(data: bytes, forwarder: str) -> Verdict:
+            judgement = judge_rollout(self.following.view, shard, data, now_ms())
+            if judgement.verdict is Verdict.ACCEPT:
+                self.judged[data] = judgement
+            else:
+                self._turned_away(judgement)
+            return judgement.verdict
+
+        return judge
+
+    def _turned_away(self, judgement: Judgement) -> None:
+        """What the gossip path did not accept: counted, and answered where its sender is genuine."""
+        assert judgement.error is not None
+        self.training.turned_away(judgement.error.code)
+        envelope = judgement.envelope
+        if envelope is None:
+            return
+        if judgement.error.code == Code.DUPLICATE:
+            self._repeat_receipt(envelope.id)
+        elif judgement.body is not None:  # stale, or of a checkpoint that is not known
+            self.receipts.append(refused(envelope.id, envelope.head.sender, judgement.error))
+
+    def _repeat_receipt(self, rollout: bytes) -> None:
+        receipt = self.journal.receipt(rollout)
+        if receipt is not None:
+            self.receipts.append(receipt)
+
+    async def _intake_loop(self, inbox: trio.MemoryReceiveChannel[tuple[bytes, str]]) -> None:
+        """Journals what the gossip path accepted, as many at once as have come."""
+        async for first, _ in inbox:
+            batch = [first]
+            while len(batch) < INBOX:
+                try:
+                    batch.append(inbox.receive_nowait()[0])
+                except (trio.WouldBlock, trio.EndOfChannel):
+                    break
+            self._journal([(data, self.judged.pop(data)) for data in batch if data in self.judged])
+            while self.journal.pending() > PENDING:
+                self.room = trio.Event()
+                await self.room.wait()
+
+    def _journal(self, batch: list[tuple[bytes, Judgement]]) -> None:
+        groups: list[NewGroup] = []
+        now = now_ms()
+        for data, judgement in batch:
+            envelope = judgement.envelope
+            assert envelope is not None
+            key = envelope.head.sender
+            match judgement.body:
+                case Hello(agent=agent):
+                    self.training.heard(key)
+                    self.newcomers |= self.journal.hear(key, agent, now, self.following.version)
+                case RolloutGroup() as group if group.checkpoint in self.publisher.heads:
+                    self.training.received(key, len(data))
+                    version = self.publisher.heads[group.checkpoint].version
+                    groups.append(
+                        NewGroup(envelope.id, key, group.checkpoint, version, group.counter, now, data)
+                    )
+        for new, error in zip(groups, self.journal.add_many(groups), strict=True):
+            if error is None:
+                self.work.set()
+                continue
+            if error.code != Code.DUPLICATE:
+                self.training.refused(error.code)
+            self._repeat_receipt(new.id)
+
+    # --- the learner -----------------------------------------------------------------------------
+
+    async def _learner_loop(self) -> None:
+        """Keeps a learner at work; one that dies is followed by another at the last published version."""
+        failures = 0
+        while True:
+            try:
+                await self._open_learner()
+                async for _ in self._lessons():
+                    failures = 0
+            except ChildDied as error:
+                failures += 1
+                again = f"{error} It is started again at version {self.following.version}."
+                self.report(Note(again, "warning"))
+                if failures >= MAX_FAILURES:
+                    log = self.folder.path / "learner.log"
+                    raise LearnerError(
+                        f"The learner died {failures} times in a row; its log is {log}."
+                    ) from error
+                await trio.sleep(0.5 * 2**failures)
+
+    async def _open_learner(self) -> None:
+        head = self.publisher.head
+        self.training.doing = "starting the learner"
+        first = self.training.greedy_base is None
+        opened = await self.coach.open(
+            Open(
+                folder=str(self.folder.path),
+                version=head.version,
+                checkpoint=str(self.publisher.folders[head.version]),
+                folders={version: str(folder) for version, folder in self.publisher.folders.items()},
+                levels=dict(head.manifest.levels),
+                device=self.settings.device,
+                threads=self.settings.threads,
+                evaluate=first,
+            )
+        )
+        if first:
+            self.training.opened(opened.greedy)
+        if self.following.version != head.version:  # a beacon was renewed meanwhile
+            await self.coach.published(self.following.version)
+        self.fed = 0
+
+    async def _lessons(self) -> AsyncIterator[None]:
+        """Feeds the learner one batch after the other and takes what it says; yields after each batch."""
+        while True:
+            batch = self.journal.unused(self.fed, VERIFY_BATCH)
+            if not batch:
+                self.busy = False
+                self.training.doing = "waiting for groups"
+                self.work = trio.Event()
+                await self.work.wait()
+                continue
+            self.busy = True
+            self.training.doing = "verifying and learning"
+            self.fed = batch[-1].order
+            await self.coach.verify([self._candidate(group) for group in batch])
+            while not isinstance(message := await self.coach.receive(), Rested):
+                match message:
+                    case Verdicts(groups):
+                        self._decide(groups)
+                    case Updated() as updated:
+                        await self._updated(updated)
+                    case other:
+                        raise LearnerError(f"The learner said {type(other).__name__}, which was not asked.")
+            yield
+
+    def _candidate(self, group: StoredGroup) -> Candidate:
+        head = self.publisher.heads.get(group.checkpoint)
+        return Candidate(
+            id=group.id,
+            body=unseal(group.envelope).content(),
+            key=group.key,
+            version=group.version,
+            checkpoint=group.checkpoint,
+            beacon=bytes(32) if head is None else head.manifest.beacon,
+            levels={} if head is None else dict(head.manifest.levels),
+            accepted=group.accepted,
+        )
+
+    def _decide(self, judged: list[Judged]) -> None:
+        self.receipts.extend(self.journal.decide(judged))
+        self.training.decided(judged)
+        self.room.set()
+
+    # --- checkpoints and receipts go out ---------------------------------------------------------
+
+    async def _updated(self, updated: Updated) -> None:
+        """A new version from the learner: journalled with its groups in one transaction, then gossiped."""
+        head = self.publisher.update(updated)
+        self.newcomers = False
+        self.report(self.training.published(head, updated))
+        await self._announce(head)
+        await self.coach.published(head.version)
+        self.publisher.prune(self.keep)
+
+    async def _beacon_loop(self) -> None:
+        """Draws a new beacon for keys heard of since the last one, when no update is near. [TSK-6]"""
+        while True:
+            await trio.sleep(IDLE_SECONDS)
+            if self.busy or not self.newcomers:
+                continue
+            self.newcomers = False
+            head = self.publisher.renew()
+            await self._announce(head)
+            try:
+                await self.coach.published(head.version)
+            except ChildDied:
+                continue  # the next learner is opened at this version
+
+    async def _announce(self, head: Head) -> None:
+        """Gossips the head; whoever misses it asks for it within seconds."""
+        try:
+            await self.network.publish(self.following.topics.checkpoints, head.envelope)
+        except NoSubscribersError:
+            return
+
+    async def _receipt_loop(self) -> None:
+        while True:
+            await trio.sleep(RECEIPT_SECONDS)
+            await self._send_receipts()
+
+    async def _send_receipts(self) -> None:
+        """A lost receipt costs little: the group is sent again, and its duplicate is answered."""
+        while self.receipts:
+            batch = [self.receipts.popleft() for _ in range(min(len(self.receipts), RECEIPT_BATCH))]
+            data = self.publisher.seal(Kind.RECEIPTS, Receipts(batch).to_bytes())
+            try:
+                await self.network.publish(self.following.topics.receipts, data)
+            except NoSubscribersError:
+                self.receipts.extendleft(reversed(batch))
+                return
+
+    async def _status_loop(self) -> None:
+        while True:
+            self.report(self.training.status(len(self.network.peers())))
+            await trio.sleep(STATUS_SECONDS)

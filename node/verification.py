@@ -1,0 +1,156 @@
+"""What a trainer checks of a rollout group before it learns from it. Spec: `specs/08-verification.md`.
+
+Cheapest first: structure -> assignment -> replay of the environment (prompts and rewards) -> one prefill
+(log-probs and the seeded draw). A group that fails any of them is not trained on, not in part either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nous_node.envs.environment import Environment, PolicySettings
+from nous_node.envs.replay import replay
+from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.rollouts import RolloutGroup, unpack_floats, unpack_tokens
+from nous_node.protocol.runs import RunManifest, Thresholds
+from nous_node.protocol.structure import check_structure
+from nous_node.protocol.tasks import Assignment, assign, task_seed
+from nous_node.trainer.generate import uniforms
+from nous_node.trainer.policy import Policy
+from nous_node.trainer.prefill import Recomputed, Recorded, prefill
+
+from .learner_messages import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTrajectory:
+    """One trajectory as arrays, with what the trainer computed itself."""
+
+    tokens: NDArray[np.int64]
+    """[T]"""
+    trained: NDArray[np.bool_]
+    """[T], true where the token was sampled."""
+    logprobs: NDArray[np.float32]
+    """[N] reported by the volunteer, one a trained token."""
+    advantages: NDArray[np.float32] | None
+    """[N] from the environment, where the run allows it."""
+    key: bytes
+    """Sampler key."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedGroup:
+    """A group that passed structure, assignment and replay."""
+
+    candidate: Candidate
+    trajectories: list[CheckedTrajectory]
+    rewards: list[float]
+    """Recomputed, one a trajectory."""
+    correct: list[float]
+    """The reward component `correct`, or the reward where there is none: for people."""
+    environment: str
+    level: int
+
+    @property
+    def credit(self) -> int:
+        return sum(len(one.logprobs) for one in self.trajectories)
+
+
+class Verifier:
+    """Checks groups of one run."""
+
+    def __init__(self, run: bytes, manifest: RunManifest, environments: Sequence[Environment]) -> None:
+        self._run, self._manifest, self._environments = run, manifest, environments
+
+    def check(self, candidate: Candidate, settings: PolicySettings) -> CheckedGroup:
+        """Everything that needs no model. Raises RemoteError with the code of the first check that fails."""
+        group = RolloutGroup.from_bytes(candidate.body)
+        check_structure(group, self._manifest)  # [VER-1]
+        assignment = self._assignment(candidate, group)
+        environment = self._environments[assignment.environment]
+        level = candidate.levels.get(group.env, 0)
+        task = environment.task(assignment.task_seed, level)
+        rewards = replay(environment, task, group, settings, self._manifest.thresholds.reward)  # [VER-3]
+        trajectories = [
+            _arrays(group, number, assignment, self._manifest.sampling.logprobs)
+            for number in range(len(group.trajectories))
+        ]
+        correct = [one.components.get("correct", one.reward) for one in group.trajectories]
+        return CheckedGroup(candidate, trajectories, rewards, correct, group.env, level)
+
+    def _assignment(self, candidate: Candidate, group: RolloutGroup) -> Assignment:
+        """[VER-2]: the environment is the one that (run, checkpoint, beacon, key, counter) draws."""
+        seed = task_seed(self._run, candidate.checkpoint, candidate.beacon, candidate.key, group.counter)
+        assignment = assign(seed, self._manifest.weights, len(group.trajectories))
+        assigned = self._manifest.environments[assignment.environment].id
+        if group.env != assigned:
+            raise RemoteError(
+                Code.WRONG_ENVIRONMENT, f"The task belongs to {assigned}, the group to {group.env[:64]!r}."
+            )
+        return assignment
+
+    def check_sampling(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
+        """One prefill under the behaviour policy for all groups of one checkpoint: for each group None, or
+        why it is refused. [VER-4] [VER-5]"""
+        rules, thresholds = self._manifest.sampling, self._manifest.thresholds
+        recorded = [
+            Recorded(one.tokens, one.trained, uniforms(one.key, 0, len(one.logprobs)))
+            for group in groups
+            for one in group.trajectories
+        ]
+        results = iter(prefill(policy, recorded, rules.temperature))
+        outcomes: list[RemoteError | None] = []
+        for group in groups:
+            mine = [next(results) for _ in group.trajectories]
+            outcomes.append(_judged(group, mine, thresholds, seeded=rules.mode == "seeded"))
+        return outcomes
+
+
+def _arrays(group: RolloutGroup, number: int, assignment: Assignment, form: str) -> CheckedTrajectory:
+    trajectory = group.trajectories[number]
+    lengths = [segment.length for segment in trajectory.segments]
+    flags = [segment.trained for segment in trajectory.segments]
+    advantages = trajectory.advantages
+    return CheckedTrajectory(
+        tokens=np.array(unpack_tokens(trajectory.tokens), np.int64),
+        trained=np.repeat(np.array(flags, np.bool_), lengths),
+        logprobs=np.array(unpack_floats(trajectory.logprobs, form), np.float32),
+        advantages=None if advantages is None else np.array(unpack_floats(advantages), np.float32),
+        key=assignment.sampler_key(number),
+    )
+
+
+def _judged(
+    group: CheckedGroup, recomputed: Sequence[Recomputed], thresholds: Thresholds, seeded: bool
+) -> RemoteError | None:
+    reported = np.concatenate([one.logprobs for one in group.trajectories])
+    logprobs = np.concatenate([one.logprobs for one in recomputed])
+    distances = np.concatenate([one.distances for one in recomputed])
+    if not len(reported):
+        return RemoteError(Code.SEGMENTS, "The group has no sampled token.")
+    mad = float(np.abs(reported.astype(np.float64) - logprobs).mean())
+    if not mad <= thresholds.logprob_mad:
+        return RemoteError(
+            Code.LOGPROB_MISMATCH,
+            "The reported log-probs differ from those of the checkpoint.",
+            measured=mad,
+            threshold=thresholds.logprob_mad,
+        )
+    if not seeded:
+        return None
+    for measured, threshold in (
+        (float(distances.mean()), thresholds.distance_mean),
+        (float(distances.max()), thresholds.distance_max),
+    ):
+        if not measured <= threshold:
+            return RemoteError(
+                Code.SAMPLING_MISMATCH,
+                "The tokens are not those that the assigned randomness draws from the checkpoint.",
+                measured=measured,
+                threshold=threshold,
+            )
+    return None

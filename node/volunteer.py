@@ -1,0 +1,388 @@
+"""The volunteer: follows a run, makes assigned rollout groups, publishes them, shows what became of them.
+
+    connect -> run manifest -> hello -> checkpoint -> (assigned tasks -> worker -> outbox -> gossip)*
+
+Each `_loop` below is one task of the nursery. They meet in `Following` (new heads), in the outbox (groups
+and receipts) and in a bounded channel (groups to publish). Cancelling the nursery loses nothing: a group is
+in the outbox before it is published, and stays there until a receipt names it or it is too old.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from importlib import metadata
+from pathlib import Path
+
+import trio
+
+from nous_node.protocol.envelope import Kind, seal
+from nous_node.protocol.errors import Code, LocalError, NousError
+from nous_node.protocol.gossip import Verdict, judge_checkpoint, judge_receipts
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Hello, Receipts
+from nous_node.protocol.rollouts import Engine as EngineFacts
+from nous_node.protocol.runs import Invite, shard_of
+from nous_node.protocol.streams import (
+    BLOB_PROTOCOL,
+    HEAD_PROTOCOL,
+    MAX_BLOB_REPLY,
+    MAX_HEAD_REPLY,
+    MAX_REQUEST,
+)
+from nous_node.protocol.tasks import assign, task_seed
+
+from .blobs import BlobIndex, FetchError, fetch_checkpoint, verify_folder
+from .config import Settings
+from .contribution import Contribution
+from .engine import Engine, WorkerError
+from .events import Note, Report, Summary
+from .following import INBOX, Following, Head, ask_head, drain, now_ms
+from .home import Home
+from .joined import JoinedFolder, enter, refuse_too_large
+from .network import Network, NetworkConfig, open_network
+from .network_errors import NoSubscribersError
+from .outbox import Outbox
+from .worker_messages import Group, Load, Loaded, Order
+
+HELLO_SECONDS = 10.0
+"""Between greetings while no checkpoint counts for our key yet."""
+
+HEAD_SECONDS = 15.0
+"""Between questions for a newer head, in case gossip lost one or the network was cut."""
+
+RESEND_SECONDS = 10.0
+"""A group without a receipt for this long is sent again."""
+
+STATUS_SECONDS = 1.0
+
+BATCH_SECONDS = 0.5
+"""Aimed length of one batch: short against a trainer's step, so that rollouts are fresh; long against the
+fixed cost of a call."""
+
+MAX_BATCH = 64
+"""Groups of one batch."""
+
+UNSENT = 64
+"""Finished groups that may wait for the network before generation waits too."""
+
+MAX_FAILURES = 5
+"""Workers that die one after the other, without a group between, before the volunteer gives up."""
+
+PARTING_SECONDS = 5.0
+"""For the batch in work and the last receipts when the volunteer is asked to stop."""
+
+
+async def volunteer(
+    settings: Settings,
+    home: Home,
+    invite: Invite,
+    report: Report,
+    stop: trio.Event,
+    *,
+    rollouts: int | None = None,
+    minutes: float | None = None,
+) -> Summary:
+    """Takes part in the run of `invite` until `stop`, or until `rollouts` groups are acknowledged, or for
+    `minutes`. Raises NousError where taking part is impossible; the sentence says what to do."""
+    identity = home.identity()
+    folder = JoinedFolder.of(home, invite.run)
+    config = NetworkConfig(listen=settings.listen, upload_limit=settings.upload)
+    async with open_network(identity.seed, config) as network, trio.open_nursery() as nursery:
+        nursery.start_soon(network.stay_connected, list(invite.addresses))
+        following = await enter(network, invite, folder, report)
+        refuse_too_large(following.manifest, settings.memory)
+        with Outbox.open(folder.outbox) as outbox:
+            node = _Volunteer(settings, identity, folder, network, following, outbox, report)
+            await node.run(stop, rollouts, minutes)
+            summary = node.contribution.summary()
+        nursery.cancel_scope.cancel()
+    return summary
+
+
+class _Volunteer:
+    def __init__(
+        self,
+        settings: Settings,
+        identity: Identity,
+        folder: JoinedFolder,
+        network: Network,
+        following: Following,
+        outbox: Outbox,
+        report: Report,
+    ) -> None:
+        self.settings, self.identity, self.folder = settings, identity, folder
+        self.network, self.following, self.outbox, self.report = network, following, outbox, report
+        self.manifest = following.manifest
+        self.topic = following.topics.rollouts(shard_of(identity.key, self.manifest.shards))
+        self.index = BlobIndex()
+        self.fetched: Head | None = None
+        self.fetched_changed = trio.Event()
+        self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
+        self.contribution = Contribution(following, outbox)
+        self.ending = False
+        self.unsent, self.to_send = trio.open_memory_channel[tuple[Head, Group]](UNSENT)
+        self.engine = Engine(
+            memory=settings.memory,
+            nice=settings.nice,
+            threads=settings.threads,
+            log=folder.worker_log,
+        )
+
+    async def run(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
+        topics = self.following.topics
+        self.network.serve(
+            HEAD_PROTOCOL, self.following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
+        )
+        self.network.serve(
+            BLOB_PROTOCOL, self.index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY
+        )
+        try:
+            async with trio.open_nursery() as nursery:
+                for topic, judge in (
+                    (topics.checkpoints, self._judge_checkpoint),
+                    (topics.receipts, self._judge_receipts),
+                ):
+                    nursery.start_soon(drain, self.network.subscribe(topic, judge, INBOX))
+                for loop in (
+                    self._hello_loop,
+                    self._head_loop,
+                    self._fetch_loop,
+                    self._publish_loop,
+                    self._resend_loop,
+                    self._status_loop,
+                    self.engine.watch_memory,
+                ):
+                    nursery.start_soon(loop)
+                nursery.start_soon(self._generate_loop, nursery.cancel_scope)
+                await self._until_done(stop, rollouts, minutes)
+                self.ending = True
+                self.contribution.doing = "finishing"
+                with trio.move_on_after(PARTING_SECONDS):
+                    await self.contribution.all_acknowledged()
+                nursery.cancel_scope.cancel()
+        finally:
+            await self.engine.close()
+
+    async def _until_done(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
+        with trio.move_on_after(minutes * 60 if minutes is not None else float("inf")):
+            async with trio.open_nursery() as nursery:
+
+                async def first(wait: trio.Event) -> None:
+                    await wait.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(first, stop)
+                if rollouts is not None:
+                    nursery.start_soon(first, self.contribution.reached(rollouts))
+
+    # --- what comes in ---------------------------------------------------------------------------
+
+    def _judge_checkpoint(self, data: bytes, forwarder: str) -> Verdict:
+        judgement = judge_checkpoint(self.following.view, data, now_ms())
+        if judgement.verdict is Verdict.ACCEPT and judgement.envelope is not None:
+            self.following.offer(data)
+        return judgement.verdict
+
+    def _judge_receipts(self, data: bytes, forwarder: str) -> Verdict:
+        judgement = judge_receipts(self.following.view, data, now_ms())
+        if isinstance(judgement.body, Receipts) and judgement.envelope is not None:
+            mine = [item for item in judgement.body.items if item.peer == self.identity.key]
+            for item in self.outbox.acknowledge(mine, data):
+                self.contribution.note(item)
+                if item.code == Code.KEY_TOO_NEW:
+                    self.contribution.known_from = max(self.contribution.known_from, self.following.version)
+        return judgement.verdict
+
+    async def _head_loop(self) -> None:
+        """Asks one peer after the other, in case gossip lost a head or the network was cut."""
+        while True:
+            await trio.sleep(HEAD_SECONDS)
+            for peer in self.network.peers():
+                try:
+                    reply = await ask_head(self.network, peer.peer_id, self.following.run)
+                    if reply.checkpoint is not None:
+                        self.following.offer(reply.checkpoint)
+                except NousError:
+                    continue  # another peer is asked; a lost connection is dialled again elsewhere
+
+    async def _fetch_loop(self) -> None:
+        """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped."""
+        version = -1
+        while True:
+            head = await self.following.newer_than(version)
+            try:
+                await self._fetch(head)
+            except FetchError as error:
+                self.report(Note(str(error), "warning"))
+                await trio.sleep(1.0)
+                continue
+            version = head.version
+            self.fetched = head
+            self.fetched_changed.set()
+            self.fetched_changed = trio.Event()
+
+    async def _fetch(self, head: Head) -> None:
+        folder = self.folder.checkpoint(head.hash)
+        if folder.is_dir():
+            try:
+                await trio.to_thread.run_sync(verify_folder, folder, head.manifest.files)
+                self.index.add(folder, head.manifest.files)
+                return
+            except NousError:
+                self.report(
+                    Note("A stored checkpoint is damaged; what is broken is fetched again.", "warning")
+                )
+                await trio.to_thread.run_sync(_move_aside, folder)
+        peers = [peer.peer_id for peer in self.network.peers()]
+        await fetch_checkpoint(self.network, peers, head.manifest, folder, self.index, random.Random())
+        self._drop_old(head)
+
+    def _drop_old(self, newest: Head) -> None:
+        """Keeps the newest and the one that the worker generates with."""
+        keep = {self.folder.checkpoint(newest.hash)}
+        if self.fetched is not None:
+            keep.add(self.folder.checkpoint(self.fetched.hash))
+        for folder in self.folder.checkpoints.iterdir():
+            if folder not in keep and not folder.name.endswith(".part"):
+                self.index.drop(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+    # --- what goes out ---------------------------------------------------------------------------
+
+    async def _hello_loop(self) -> None:
+        """Makes the key known, until a checkpoint counts for it. [TSK-6]"""
+        while True:
+            if self._unknown():
+                hello = Hello(f"nous-node/{self.engine_facts.version}", self.engine_facts)
+                version = self.following.version
+                try:
+                    await self.network.publish(self.topic, self._sealed(Kind.HELLO, hello.to_bytes()))
+                    if self.contribution.known_from < 0:
+                        self.contribution.known_from = version
+                except NoSubscribersError:
+                    await trio.sleep(0.2)
+                    continue
+            await trio.sleep(HELLO_SECONDS)
+
+    def _unknown(self) -> bool:
+        """Whether no checkpoint counts for our key yet."""
+        return self.contribution.known_from < 0 or self.following.version <= self.contribution.known_from
+
+    async def _generate_loop(self, scope: trio.CancelScope) -> None:
+        loaded: Head | None = None
+        batch, failures = 1, 0
+        while not self.ending:
+            head = await self._usable_head()
+            try:
+                if loaded is not head:
+                    self.contribution.doing = f"loading version {head.version}"
+                    await self._load(head)
+                    loaded = head
+                    self.contribution.generates_with(head)
+                batch = await self._batch(head, batch)
+                failures = 0
+            except WorkerError as error:
+                loaded, failures = None, failures + 1
+                self.report(Note(str(error), "warning"))
+                if failures >= MAX_FAILURES:
+                    raise LocalError(
+                        f"The worker failed {failures} times in a row; the last time: {error}"
+                    ) from error
+                await trio.sleep(min(30.0, 0.5 * 2**failures))
+
+    async def _usable_head(self) -> Head:
+        """The newest checkpoint on disk that counts for our key."""
+        while True:
+            head = self.fetched
+            if head is not None and head.version > self.contribution.known_from >= 0:
+                return head
+            self.contribution.doing = "fetching a checkpoint" if head is None else "waiting for a version"
+            with trio.move_on_after(STATUS_SECONDS):
+                await self.fetched_changed.wait()
+
+    async def _load(self, head: Head) -> Loaded:
+        return await self.engine.load(
+            Load(
+                folder=str(self.folder.checkpoint(head.hash)),
+                checkpoint=head.hash,
+                device=self.settings.device,
+                threads=self.settings.threads,
+                manifest=self.manifest.to_bytes(),
+            )
+        )
+
+    async def _batch(self, head: Head, size: int) -> int:
+        """Makes `size` groups; how many the next batch should have."""
+        orders = self._orders(head, size)
+        self.contribution.doing = f"generating {len(orders)} groups"
+        started = time.monotonic()
+        with self.contribution.working():
+            groups = await self.engine.generate(orders, self.contribution.sampled)
+        took = time.monotonic() - started
+        for group in groups:
+            if group.failure:
+                self.contribution.give_up(1)
+                self.report(Note(group.failure, "warning"))
+            else:
+                await self.unsent.send((head, group))
+        if took < BATCH_SECONDS / 2:
+            return min(MAX_BATCH, size * 2)
+        return max(1, int(size * min(1.0, BATCH_SECONDS / took)))
+
+    def _orders(self, head: Head, size: int) -> list[Order]:
+        orders: list[Order] = []
+        skipped = 0
+        while len(orders) < size and skipped < 16 * MAX_BATCH:
+            counter = self.outbox.next_counter(head.hash, head.version)
+            seed = task_seed(self.following.run, head.hash, head.manifest.beacon, self.identity.key, counter)
+            environment = self.manifest.environments[assign(seed, self.manifest.weights, 1).environment].id
+            if self.settings.env and environment not in self.settings.env:
+                skipped += 1
+                continue
+            orders.append(Order(counter, seed, dict(head.manifest.levels)))
+        return orders
+
+    async def _publish_loop(self) -> None:
+        async for head, group in self.to_send:
+            data = self._sealed(Kind.ROLLOUT, group.body)
+            self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
+            self.contribution.sent(group)
+            await self._publish(data)
+
+    async def _publish(self, data: bytes) -> None:
+        try:
+            await self.network.publish(self.topic, data)
+        except NoSubscribersError:
+            await trio.sleep(0.5)  # it stays in the outbox and is sent again
+
+    async def _resend_loop(self) -> None:
+        while True:
+            await trio.sleep(RESEND_SECONDS / 2)
+            horizon = self.following.version - self.manifest.staleness
+            self.contribution.give_up(self.outbox.drop_stale(now_ms(), horizon))
+            for data in self.outbox.due(now_ms(), int(RESEND_SECONDS * 1000)):
+                await self._publish(data)
+
+    def _sealed(self, kind: Kind, body: bytes) -> bytes:
+        return seal(
+            self.identity,
+            kind,
+            self.following.run,
+            body,
+            seq=self.outbox.next_seq(),
+            ts=now_ms(),
+            limit=self.manifest.limits.inline_bytes,
+        )
+
+    async def _status_loop(self) -> None:
+        while True:
+            self.report(self.contribution.status(len(self.network.peers())))
+            await trio.sleep(STATUS_SECONDS)
+
+
+def _move_aside(folder: Path) -> None:
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    folder.rename(part)

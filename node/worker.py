@@ -1,0 +1,171 @@
+"""The volunteer's worker process: environments and inference, and nothing else.
+
+It may crash, hang or run out of memory; the node gives up the groups in work and starts another one. It
+reads orders from a pipe and writes groups back, and has neither keys nor network.
+
+    python -m nous_node.node.worker
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import cast
+
+from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
+from nous_node.envs.environment import Completion, Environment, PolicySettings
+from nous_node.envs.errors import EnvironmentFailed
+from nous_node.envs.registry import make_entry
+from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.encoding import read
+from nous_node.protocol.errors import NousError
+from nous_node.protocol.rollouts import Engine, RolloutGroup, trained_tokens
+from nous_node.protocol.runs import RunManifest
+from nous_node.protocol.tasks import assign
+from nous_node.trainer.generate import Request, generate
+from nous_node.trainer.policy import Policy
+
+from .pipe import ParentPipe
+from .versions import folder_tensors
+from .worker_messages import (
+    Failed,
+    FromWorker,
+    Generate,
+    Group,
+    Load,
+    Loaded,
+    Made,
+    Order,
+    Progress,
+    ToWorker,
+)
+
+PROGRESS_SECONDS = 0.5
+"""Between signs of life: often enough for a live view, too rare to cost anything."""
+
+ENGINE = "nous-torch"
+
+
+class Ready:
+    """A loaded policy and the environments of its run."""
+
+    def __init__(self, policy: Policy, load: Load) -> None:
+        self.policy = policy
+        self.device = load.device
+        self.checkpoint = load.checkpoint
+        self.manifest_bytes = load.manifest
+        self.manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
+        self.settings = PolicySettings.of(self.manifest, policy.tokenizer)
+        self._environments: dict[int, Environment] = {}
+
+    @property
+    def said(self) -> Engine:
+        return Engine(ENGINE, metadata.version("nous-node"), self.manifest.model.dtype, self.device)
+
+    def environment(self, index: int) -> Environment:
+        if index not in self._environments:
+            self._environments[index] = make_entry(self.manifest.environments[index])
+        return self._environments[index]
+
+    def sample(self, requests: Sequence[EngineRequest], heartbeat: Tell) -> list[Completion]:
+        wanted = [
+            Request(one.request.tokens, one.key, one.request.start, one.request.max_tokens)
+            for one in requests
+        ]
+        rules = self.manifest.sampling
+        made = generate(self.policy, wanted, rules.temperature, rules.stop, heartbeat)
+        return [Completion(one.tokens, one.logprobs.tolist(), one.finish) for one in made]
+
+
+class Tell:
+    """Says how many tokens were sampled, now and then."""
+
+    def __init__(self, pipe: ParentPipe[FromWorker, ToWorker]) -> None:
+        self._pipe = pipe
+        self._tokens, self._told = 0, time.monotonic()
+
+    def __call__(self, tokens: int) -> None:
+        self._tokens += tokens
+        if time.monotonic() - self._told > PROGRESS_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._tokens:
+            self._pipe.send(Progress(self._tokens))
+        self._tokens, self._told = 0, time.monotonic()
+
+
+def serve(pipe: ParentPipe[FromWorker, ToWorker]) -> None:
+    """Until the node closes the pipe."""
+    tell = Tell(pipe)
+    ready: Ready | None = None
+    while (message := pipe.receive()) is not None:
+        try:
+            match message:
+                case Load():
+                    ready = _loaded(ready, message)
+                    said = ready.said
+                    pipe.send(Loaded(said.name, said.version, said.dtype, said.device))
+                case Generate(orders) if ready is not None:
+                    groups = _made(ready, orders, tell)
+                    tell.flush()
+                    pipe.send(Made(groups))
+                case Generate():
+                    pipe.send(Failed("The worker was asked to generate before it had a policy."))
+        except NousError as error:
+            pipe.send(Failed(str(error)))
+
+
+def _loaded(ready: Ready | None, load: Load) -> Ready:
+    if ready is None:
+        manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
+        policy = Policy.load(load.folder, manifest.model.dtype, load.device, load.threads)
+        return Ready(policy, load)
+    ready.policy.load_tensors(folder_tensors(Path(load.folder)))
+    ready.checkpoint = load.checkpoint
+    return ready
+
+
+def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:
+    """A group, or a failure, for each order; environments that raise lose only their own."""
+    groups: list[Group] = []
+    jobs: list[Job] = []
+    started: list[Order] = []
+    for order in orders:
+        assignment = assign(order.seed, ready.manifest.weights)
+        name = ready.manifest.environments[assignment.environment].id
+        try:
+            environment = ready.environment(assignment.environment)
+            task = environment.task(assignment.task_seed, order.levels.get(name, 0))
+        except Exception as error:  # an environment's own code
+            groups.append(Group(order.counter, b"", 0, f"The environment {name} failed: {error}"))
+            continue
+        jobs.append(Job(environment, task, assignment))
+        started.append(order)
+    with Batcher(ready.settings, lambda requests: ready.sample(requests, tell)) as batcher:
+        outcomes = batcher.run(jobs)
+    for order, job, outcome in zip(started, jobs, outcomes, strict=True):
+        groups.append(_group(ready, order, job, outcome))
+    return groups
+
+
+def _group(ready: Ready, order: Order, job: Job, outcome: Outcome) -> Group:
+    if isinstance(outcome, EnvironmentFailed):
+        return Group(order.counter, b"", 0, str(outcome))
+    name = ready.manifest.environments[job.assignment.environment].id
+    group = RolloutGroup(ready.checkpoint, order.counter, name, ready.said, outcome)
+    return Group(order.counter, group.to_bytes(), sum(map(trained_tokens, outcome)))
+
+
+def main() -> None:
+    os.nice(int(os.environ.get("NOUS_NODE_WORKER_NICE", "0")))
+    received = cast("type[ToWorker]", ToWorker)
+    pipe: ParentPipe[FromWorker, ToWorker] = ParentPipe.take_over(received)
+    serve(pipe)
+
+
+if __name__ == "__main__":
+    main()

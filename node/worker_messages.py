@@ -1,0 +1,68 @@
+"""What a volunteer's node and its worker process say to each other. Both are ours and of one version."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Load(msgspec.Struct, tag=True):
+    """Take the policy in `folder` for all orders that follow."""
+
+    folder: str
+    checkpoint: bytes
+    device: str
+    threads: int
+    manifest: bytes
+    """The run manifest: sampling rules, dtype, group size, environments."""
+
+
+class Order(msgspec.Struct):
+    """One assigned task."""
+
+    counter: int
+    seed: bytes
+    """Of the assignment: environment, task seed and sampler keys follow from it."""
+    levels: dict[str, int]
+    """Curriculum level of each environment, from the checkpoint manifest."""
+
+
+class Generate(msgspec.Struct, tag=True):
+    """Work on all orders at once and answer with Made."""
+
+    orders: list[Order]
+
+
+class Loaded(msgspec.Struct, tag=True):
+    engine_name: str
+    engine_version: str
+    dtype: str
+    device: str
+
+
+class Progress(msgspec.Struct, tag=True):
+    """A sign of life: tokens sampled since the last one."""
+
+    tokens: int
+
+
+class Group(msgspec.Struct):
+    """One order's outcome: the body of a rollout envelope, or why there is none."""
+
+    counter: int
+    body: bytes
+    tokens: int
+    failure: str = ""
+
+
+class Made(msgspec.Struct, tag=True):
+    groups: list[Group]
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The order as a whole could not be carried out; the sentence says why. The worker lives on."""
+
+    text: str
+
+
+ToWorker = Load | Generate
+FromWorker = Loaded | Progress | Made | Failed
