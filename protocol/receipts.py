@@ -1,4 +1,4 @@
-"""Receipts: what became of each rollout group, signed by a trainer. Spec: `specs/10-reputation-and-receipts.md`."""
+"""Receipts: what became of each rollout group, signed by a trainer. Spec: `specs/10`."""
 
 from __future__ import annotations
 

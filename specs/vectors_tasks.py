@@ -139,7 +139,7 @@ def sort_digits() -> list[dict[str, Any]]:
         for number in range(8)
         for level, length in ((0, 4), (3, 4), (9, 2))
     ]
-    return [_sort_task(*row) for row in rows] + _sort_scores()
+    return [*[_sort_task(*row) for row in rows], *_sort_scores(), *_sort_texts()]
 
 
 def _sort_task(seed: bytes, level: int, length: int) -> dict[str, Any]:
@@ -187,4 +187,30 @@ def _sort_scores() -> list[dict[str, Any]]:
             reward=environment.score(task, answer, ended).reward,
         )
         for comment, answer, ended in answers
+    ]
+
+
+def text_of(tokens: list[int]) -> str:
+    """The rule of SRT-4: bytes are bytes, control tokens are their names, the whole is read as UTF-8."""
+    names = {256: b"<pad>", 257: b"<bos>", 258: b"<eos>"}
+    return b"".join(names.get(token) or bytes([token]) for token in tokens).decode("utf-8", "replace")
+
+
+def _sort_texts() -> list[dict[str, Any]]:
+    rows = [
+        ("digits", [50, 51, 53, 56]),
+        ("nothing", []),
+        ("white space is text", [32, 50, 10, 0]),
+        ("a control token is spelled out", [50, 257, 51]),
+        ("padding is spelled out", [256]),
+        ("a byte order mark is a character", [0xEF, 0xBB, 0xBF, 50]),
+        ("four bytes, one character", [0xF0, 0x9F, 0x98, 0x80]),
+        ("a byte that is no UTF-8", [0xFF, 50]),
+        ("a character cut short is one replacement", [0xE2, 0x82, 50]),
+        ("an overlong form is one replacement a byte", [0xC0, 0x80]),
+        ("a surrogate is one replacement a byte", [0xED, 0xA0, 0x80]),
+        ("a control token within a character", [0xE2, 257, 0x82]),
+    ]
+    return [
+        case(comment, "SRT-4", "valid text", tokens=tokens, text=text_of(tokens)) for comment, tokens in rows
     ]
