@@ -22,7 +22,7 @@ import numpy as np
 from nous_node.envs.environment import Environment, PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.errors import Code, NousError, RemoteError
-from nous_node.protocol.receipts import refused
+from nous_node.protocol.receipts import accepted, refused
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import save_checkpoint, save_private, tensor_hash
 from nous_node.trainer.optim import Optimizer
@@ -230,12 +230,13 @@ def _group(group: CheckedGroup) -> Group:
 
 
 def _accepted(group: CheckedGroup) -> Judged:
-    return Judged(group.candidate.id, credit=group.credit, reward=float(np.mean(group.rewards)))
+    candidate = group.candidate
+    receipt = accepted(candidate.id, candidate.key, group.credit)
+    return Judged(receipt, reward=float(np.mean(group.rewards)))
 
 
 def _refused(candidate: Candidate, error: RemoteError) -> Judged:
-    receipt = refused(candidate.id, candidate.key, error)
-    return Judged(candidate.id, receipt.code, receipt.measured, receipt.threshold, str(error))
+    return Judged(refused(candidate.id, candidate.key, error), str(error))
 
 
 def serve(pipe: ParentPipe[FromLearner, ToLearner]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from nous_node.protocol.checkpoints import FileEntry
+from nous_node.protocol.receipts import Receipt
 
 
 class Open(msgspec.Struct, tag=True):
@@ -62,14 +63,9 @@ class Opened(msgspec.Struct, tag=True):
 class Judged(msgspec.Struct):
     """What became of a candidate."""
 
-    id: bytes
-    code: str = ""
-    """Empty where accepted."""
-    measured: float | None = None
-    threshold: float | None = None
+    receipt: Receipt
     text: str = ""
     """Why it is refused, for people."""
-    credit: int = 0
     reward: float = 0.0
     """Mean over the group, recomputed."""
 

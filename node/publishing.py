@@ -20,7 +20,7 @@ from .create import folder_entries
 from .following import Following, Head, now_ms
 from .learner_messages import Updated
 from .runfolder import RunFolder
-from .store import Journal
+from .store import Journal, StoredCheckpoint
 
 
 class Publisher:
@@ -114,14 +114,10 @@ class Publisher:
         data = self.seal(Kind.CHECKPOINT, body)
         head = Head(checkpoint_hash(body), manifest, data)
         self._journal.publish(
-            version=head.version,
-            digest=head.hash,
-            envelope=data,
-            folder=str(folder),
-            used=used,
-            now=now_ms(),
-            stats=manifest.stats,
-            figures=manifest.eval,
+            StoredCheckpoint(
+                head.version, head.hash, data, str(folder), now_ms(), manifest.stats, manifest.eval
+            ),
+            used,
         )
         self._take(head, folder)
         return head

@@ -43,7 +43,7 @@ from .network_errors import NoSubscribersError
 from .pipe import ChildDied
 from .publishing import Publisher
 from .runfolder import RunFolder
-from .store import Journal, NewGroup, StoredGroup
+from .store import Journal, StoredGroup
 from .training import Training
 
 INBOX = 256
@@ -55,9 +55,6 @@ would only see stale ones."""
 
 VERIFY_BATCH = 64
 """Groups of one verification: one prefill for each of their versions."""
-
-MAX_UNSENT = 100_000
-"""Receipts kept while nobody is there to read them."""
 
 RECEIPT_BATCH = 1024
 """Receipts of one message: 100 KB."""
@@ -126,10 +123,8 @@ class _Trainer:
         self.keep = read_learning(folder.learning).keep_checkpoints
         self.judged: dict[bytes, Judgement] = {}
         """By message: what the gossip path found out about those in the inbox."""
-        self.receipts: deque[Receipt] = deque(maxlen=MAX_UNSENT)
-        """To be sent. One that is lost is sent again when its group is."""
-        self.newcomers = False
-        """Whether a key was heard of that counts for no version yet."""
+        self.receipts: deque[Receipt] = deque(maxlen=PENDING)
+        """For groups that did not come into the journal, which keeps those of its own."""
         self.work = trio.Event()
         """Set when there are groups that the learner has not seen."""
         self.room = trio.Event()
@@ -181,14 +176,11 @@ class _Trainer:
         if envelope is None:
             return
         if judgement.error.code == Code.DUPLICATE:
-            self._repeat_receipt(envelope.id)
+            receipt = self.journal.receipt(envelope.id)  # the first one was lost
+            if receipt is not None:
+                self.receipts.append(receipt)
         elif judgement.body is not None:  # stale, or of a checkpoint that is not known
             self.receipts.append(refused(envelope.id, envelope.head.sender, judgement.error))
-
-    def _repeat_receipt(self, rollout: bytes) -> None:
-        receipt = self.journal.receipt(rollout)
-        if receipt is not None:
-            self.receipts.append(receipt)
 
     async def _intake_loop(self, inbox: trio.MemoryReceiveChannel[tuple[bytes, str]]) -> None:
         """Journals what the gossip path accepted, as many at once as have come."""
@@ -200,12 +192,12 @@ class _Trainer:
                 except (trio.WouldBlock, trio.EndOfChannel):
                     break
             self._journal([(data, self.judged.pop(data)) for data in batch if data in self.judged])
-            while self.journal.pending() > PENDING:
+            while self.journal.count_pending() > PENDING:
                 self.room = trio.Event()
                 await self.room.wait()
 
     def _journal(self, batch: list[tuple[bytes, Judgement]]) -> None:
-        groups: list[NewGroup] = []
+        groups: list[StoredGroup] = []
         now = now_ms()
         for data, judgement in batch:
             envelope = judgement.envelope
@@ -214,20 +206,18 @@ class _Trainer:
             match judgement.body:
                 case Hello(agent=agent):
                     self.training.heard(key)
-                    self.newcomers |= self.journal.hear(key, agent, now, self.following.version)
+                    self.journal.hear(key, agent, now, self.following.version)
                 case RolloutGroup() as group if group.checkpoint in self.publisher.heads:
                     self.training.received(key, len(data))
                     version = self.publisher.heads[group.checkpoint].version
                     groups.append(
-                        NewGroup(envelope.id, key, group.checkpoint, version, group.counter, now, data)
+                        StoredGroup(envelope.id, key, group.checkpoint, version, group.counter, now, data)
                     )
-        for new, error in zip(groups, self.journal.add_many(groups), strict=True):
+        for error in self.journal.add_many(groups):
             if error is None:
                 self.work.set()
-                continue
-            if error.code != Code.DUPLICATE:
+            elif error.code != Code.DUPLICATE:
                 self.training.refused(error.code)
-            self._repeat_receipt(new.id)
 
     # --- the learner -----------------------------------------------------------------------------
 
@@ -275,7 +265,7 @@ class _Trainer:
     async def _lessons(self) -> AsyncIterator[None]:
         """Feeds the learner one batch after the other and takes what it says; yields after each batch."""
         while True:
-            batch = self.journal.unused(self.fed, VERIFY_BATCH)
+            batch = self.journal.unused(VERIFY_BATCH, self.fed)
             if not batch:
                 self.busy = False
                 self.training.doing = "waiting for groups"
@@ -284,7 +274,7 @@ class _Trainer:
                 continue
             self.busy = True
             self.training.doing = "verifying and learning"
-            self.fed = batch[-1].order
+            self.fed = batch[-1].arrival
             await self.coach.verify([self._candidate(group) for group in batch])
             while not isinstance(message := await self.coach.receive(), Rested):
                 match message:
@@ -306,11 +296,11 @@ class _Trainer:
             checkpoint=group.checkpoint,
             beacon=bytes(32) if head is None else head.manifest.beacon,
             levels={} if head is None else dict(head.manifest.levels),
-            accepted=group.accepted,
+            accepted=group.state == "accepted",
         )
 
     def _decide(self, judged: list[Judged]) -> None:
-        self.receipts.extend(self.journal.decide(judged))
+        self.journal.decide([one.receipt for one in judged])
         self.training.decided(judged)
         self.room.set()
 
@@ -319,7 +309,6 @@ class _Trainer:
     async def _updated(self, updated: Updated) -> None:
         """A new version from the learner: journalled with its groups in one transaction, then gossiped."""
         head = self.publisher.update(updated)
-        self.newcomers = False
         self.report(self.training.published(head, updated))
         await self._announce(head)
         await self.coach.published(head.version)
@@ -329,9 +318,8 @@ class _Trainer:
         """Draws a new beacon for keys heard of since the last one, when no update is near. [TSK-6]"""
         while True:
             await trio.sleep(IDLE_SECONDS)
-            if self.busy or not self.newcomers:
+            if self.busy or not self.journal.newcomers(self.following.version):
                 continue
-            self.newcomers = False
             head = self.publisher.renew()
             await self._announce(head)
             try:
@@ -353,14 +341,17 @@ class _Trainer:
 
     async def _send_receipts(self) -> None:
         """A lost receipt costs little: the group is sent again, and its duplicate is answered."""
-        while self.receipts:
-            batch = [self.receipts.popleft() for _ in range(min(len(self.receipts), RECEIPT_BATCH))]
+        while True:
+            stored = self.journal.unsent_receipts(RECEIPT_BATCH)
+            batch = stored + [self.receipts.popleft() for _ in range(len(self.receipts))]
+            if not batch:
+                return
             data = self.publisher.seal(Kind.RECEIPTS, Receipts(batch).to_bytes())
             try:
                 await self.network.publish(self.following.topics.receipts, data)
             except NoSubscribersError:
-                self.receipts.extendleft(reversed(batch))
-                return
+                return  # the journal's wait for a subscriber
+            self.journal.receipts_sent(stored)
 
     async def _status_loop(self) -> None:
         while True:

@@ -59,11 +59,11 @@ class Training:
     def decided(self, judged: Sequence[Judged]) -> None:
         """By the learner."""
         for one in judged:
-            if one.code:
-                self._refused[one.code] += 1
-            else:
+            if one.receipt.verdict == "accepted":
                 self._accepted += 1
-                self._tokens_verified += one.credit
+                self._tokens_verified += one.receipt.credit
+            else:
+                self._refused[one.receipt.code] += 1
         self._recent.append((time.monotonic(), len(judged)))
 
     def opened(self, greedy: float | None) -> None:
@@ -122,7 +122,7 @@ class Training:
             tokens_trained=self._tokens_trained,
             accepted=self._accepted,
             refused=dict(self._refused),
-            waiting=self._journal.pending(),
+            waiting=self._journal.count_pending(),
             groups_per_second=self._rate(),
             wire_bytes=self._wire,
             seconds=now - self._started,
