@@ -16,14 +16,14 @@ class _Event(msgspec.Struct, frozen=True, tag_field="event", omit_defaults=False
     pass
 
 
-class Note(_Event, tag="note"):
+class Note(_Event, frozen=True, tag="note"):
     """One sentence for a person."""
 
     text: str
     level: Literal["info", "warning", "error"] = "info"
 
 
-class RunReady(_Event, tag="run"):
+class RunReady(_Event, frozen=True, tag="run"):
     """A trainer is reachable."""
 
     run: str
@@ -33,7 +33,7 @@ class RunReady(_Event, tag="run"):
     addresses: list[str]
 
 
-class VolunteerStatus(_Event, tag="volunteer"):
+class VolunteerStatus(_Event, frozen=True, tag="volunteer"):
     """How a volunteer stands."""
 
     run: str = ""
@@ -62,7 +62,7 @@ class VolunteerStatus(_Event, tag="volunteer"):
     seconds: float = 0.0
 
 
-class VersionReport(_Event, tag="version"):
+class VersionReport(_Event, frozen=True, tag="version"):
     """A checkpoint was published."""
 
     version: int
@@ -87,7 +87,7 @@ class VersionReport(_Event, tag="version"):
     """Since the trainer started."""
 
 
-class TrainerStatus(_Event, tag="trainer"):
+class TrainerStatus(_Event, frozen=True, tag="trainer"):
     """How a trainer stands."""
 
     run: str = ""
@@ -115,7 +115,7 @@ class TrainerStatus(_Event, tag="trainer"):
     seconds: float = 0.0
 
 
-class RelayStatus(_Event, tag="relay"):
+class RelayStatus(_Event, frozen=True, tag="relay"):
     """How a relay stands."""
 
     run: str = ""
@@ -128,7 +128,7 @@ class RelayStatus(_Event, tag="relay"):
     seconds: float = 0.0
 
 
-class Summary(_Event, tag="summary"):
+class Summary(_Event, frozen=True, tag="summary"):
     """The last word of a role: what was contributed, in one sentence, and its final figures."""
 
     text: str

@@ -335,7 +335,7 @@ class _Volunteer:
         orders: list[Order] = []
         skipped = 0
         while len(orders) < size and skipped < 16 * MAX_BATCH:
-            counter = self.outbox.next_counter(head.hash, head.version)
+            counter = self.outbox.next_counter(head.hash)
             seed = task_seed(self.following.run, head.hash, head.manifest.beacon, self.identity.key, counter)
             environment = self.manifest.environments[assign(seed, self.manifest.weights, 1).environment].id
             if self.settings.env and environment not in self.settings.env:
