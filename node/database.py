@@ -158,13 +158,14 @@ class Database:
                 connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA secure_delete=OFF")  # zeroing dropped envelopes would write them again
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             connection.execute(f"PRAGMA journal_size_limit={4 * WAL_PAGES * PAGE_BYTES}")
         self._check_ours(schema, readonly)
         if self.path.stat().st_size <= CHECKED_BYTES:
             found = connection.execute("PRAGMA quick_check(1)").fetchone()
             if found != ("ok",):
-                raise sqlite3.DatabaseError(str(found[0]))
+                raise sqlite3.DatabaseError(str(found[0]).splitlines()[-1])
 
     def _check_ours(self, schema: Schema, readonly: bool) -> None:
         """An empty file becomes ours; any other has to be."""

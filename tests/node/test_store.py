@@ -1,0 +1,338 @@
+"""The trainer's journal."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from nous_node.node import store
+from nous_node.node.home import DamagedError, DiskFullError, StorageError
+from nous_node.node.store import Journal, StoredCheckpoint, StoredGroup
+from nous_node.protocol.constants import MAX_COUNTER_GAP
+from nous_node.protocol.errors import Code, LocalError, RemoteError
+from nous_node.protocol.receipts import Receipt, accepted, refused
+
+ALICE, BOB = b"A" * 32, b"B" * 32
+OLD, NEW = b"0" * 32, b"1" * 32
+NOW = 1_000_000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path) -> Iterator[Journal]:
+    with Journal.open(path) as opened:
+        opened.hear(ALICE, "test/1", NOW, 0)
+        opened.hear(BOB, "test/1", NOW, 0)
+        yield opened
+
+
+def group(
+    counter: int,
+    key: bytes = ALICE,
+    version: int = 1,
+    checkpoint: bytes = NEW,
+    size: int = 100,
+    salt: bytes = b"",
+) -> StoredGroup:
+    rollout = sha256(b"%d %d" % (counter, version) + key + checkpoint + salt).digest()
+    return StoredGroup(rollout, key, checkpoint, version, counter, NOW, bytes(size))
+
+
+def checkpoint(version: int) -> StoredCheckpoint:
+    digest = sha256(b"%d" % version).digest()
+    return StoredCheckpoint(
+        version, digest, b"manifest", f"/c/{version}", NOW, {"loss": 0.5}, {"greedy": 0.75}
+    )
+
+
+def codes(errors: list[RemoteError | None]) -> list[Code | None]:
+    return [None if error is None else error.code for error in errors]
+
+
+def test_groups_are_handed_out_in_order_of_arrival(journal: Journal) -> None:
+    groups = [group(2), group(0), group(1, BOB), group(1)]
+    assert journal.add_many(groups) == [None] * 4
+    assert journal.count_pending() == 4
+    stored = journal.unused()
+    assert [one.id for one in stored] == [one.id for one in groups]
+    assert [one.arrival for one in stored] == [1, 2, 3, 4]
+    assert stored[0].envelope == groups[0].envelope
+    assert [one.id for one in journal.unused(2, after=1)] == [groups[1].id, groups[2].id]
+
+
+def test_a_group_that_comes_again_is_a_duplicate_and_harms_nothing(journal: Journal) -> None:
+    assert codes(journal.add_many([group(0), group(0)])) == [None, Code.DUPLICATE]
+    with pytest.raises(RemoteError) as caught:
+        journal.add(group(0))
+    assert caught.value.code is Code.DUPLICATE
+    assert len(journal.unused()) == 1
+
+
+def test_another_group_with_the_same_counter_is_refused(journal: Journal) -> None:
+    journal.add(group(0))
+    other = group(0, salt=b"another")
+    with pytest.raises(RemoteError) as caught:
+        journal.add(other)
+    assert caught.value.code is Code.COUNTER_REUSED
+    receipt = journal.receipt(other.id)
+    assert receipt is not None
+    assert (receipt.verdict, receipt.code, receipt.peer) == ("refused", "counter-reused", ALICE)
+    assert journal.add_many([group(0, BOB), group(0, checkpoint=OLD)]) == [None, None]
+
+
+def test_a_counter_far_above_the_smallest_unseen_one_is_refused(journal: Journal) -> None:
+    farthest = group(MAX_COUNTER_GAP)
+    beyond = group(MAX_COUNTER_GAP + 1)
+    assert codes(journal.add_many([beyond, farthest])) == [Code.COUNTER_GAP, None]
+    journal.add(group(0))
+    journal.add(group(MAX_COUNTER_GAP + 1, salt=b"again"))
+
+
+def test_holes_are_the_counters_that_were_skipped(journal: Journal) -> None:
+    assert journal.holes(ALICE, NEW) == 0
+    journal.add_many([group(0), group(3)])
+    assert journal.holes(ALICE, NEW) == 2
+    journal.add_many([group(2), group(1)])
+    assert journal.holes(ALICE, NEW) == 0
+    with pytest.raises(RemoteError) as caught:
+        journal.add(group(2, salt=b"another"))
+    assert (caught.value.code, caught.value.threshold) == (Code.COUNTER_REUSED, 4)
+
+
+def test_a_key_counts_for_versions_after_it_was_heard_of(journal: Journal) -> None:
+    carol = b"C" * 32
+    assert codes(journal.add_many([group(0, carol)])) == [Code.KEY_TOO_NEW]
+    assert journal.hear(carol, "test/1", NOW, 1)
+    assert not journal.hear(carol, "test/2", NOW + 5, 7)
+    assert journal.newcomers(1) == 1
+    assert journal.newcomers(2) == 0
+    errors = journal.add_many([group(1, carol, version=1), group(1, carol, version=2, checkpoint=OLD)])
+    assert codes(errors) == [Code.KEY_TOO_NEW, None]
+    record = journal.key(carol)
+    assert record is not None
+    assert (record.heard_ms, record.heard_version, record.seen_ms) == (NOW, 1, NOW + 5)
+    assert (record.agent, record.refused) == ("test/2", 1)  # the group before its greeting is nobody's
+
+
+def test_verdicts_become_receipts_that_wait_to_be_sent(journal: Journal) -> None:
+    groups = [group(counter) for counter in range(3)]
+    journal.add_many(groups)
+    error = RemoteError(Code.REWARD_MISMATCH, "no", measured=0.5, threshold=0.1)
+    verdicts = [accepted(groups[0].id, ALICE, 40), refused(groups[1].id, ALICE, error)]
+    journal.decide(verdicts)
+    assert journal.unsent_receipts(10) == verdicts
+    assert journal.unsent_receipts(1) == verdicts[:1]
+    journal.receipts_sent(verdicts)
+    assert journal.unsent_receipts(10) == []
+    assert [one.state for one in journal.unused()] == ["accepted", "pending"]
+    stats = journal.stats()
+    assert (stats.pending, stats.unused, stats.accepted, stats.credit) == (1, 1, 1, 40)
+    assert stats.refused == {"reward-mismatch": 1}
+    record = journal.key(ALICE)
+    assert record is not None
+    assert (record.accepted, record.refused, record.credit) == (1, 1, 40)
+
+
+def test_the_first_verdict_stays(journal: Journal) -> None:
+    journal.add(group(0))
+    first = accepted(group(0).id, ALICE, 40)
+    journal.decide([first, first])
+    journal.decide([refused(group(0).id, ALICE, RemoteError(Code.STALE, "late"))])
+    journal.decide([accepted(b"x" * 32, ALICE, 1)])
+    assert journal.unsent_receipts(10) == [first]
+    assert journal.stats().credit == 40
+
+
+def test_a_group_that_comes_again_has_its_receipt_sent_again(journal: Journal) -> None:
+    journal.add(group(0))
+    receipt = accepted(group(0).id, ALICE, 40)
+    journal.decide([receipt])
+    journal.receipts_sent([receipt])
+    assert codes(journal.add_many([group(0)])) == [Code.DUPLICATE]
+    assert journal.unsent_receipts(10) == [receipt]
+
+
+def test_publishing_uses_groups_once(journal: Journal) -> None:
+    groups = [group(counter) for counter in range(3)]
+    journal.add_many(groups)
+    journal.decide([accepted(groups[0].id, ALICE, 1)])
+    journal.publish(checkpoint(0), [groups[0].id, groups[1].id])
+    assert [one.id for one in journal.unused()] == [groups[2].id]
+    journal.publish(checkpoint(1), [groups[0].id, groups[2].id])
+    assert journal.unused() == []
+    assert journal.count_pending() == 0
+
+
+def test_published_checkpoints_come_back_as_they_were(journal: Journal) -> None:
+    assert journal.last_checkpoint() is None
+    for version in range(4):
+        journal.publish(checkpoint(version), [])
+    assert journal.checkpoints(2) == [checkpoint(2), checkpoint(3)]
+    assert len(journal.checkpoints()) == 4
+    assert journal.last_checkpoint() == checkpoint(3)
+
+
+def test_a_version_that_does_not_follow_changes_nothing(journal: Journal) -> None:
+    journal.add(group(0))
+    journal.publish(checkpoint(0), [])
+    for version in (0, 2):
+        with pytest.raises(LocalError, match="cannot follow version 0"):
+            journal.publish(checkpoint(version), [group(0).id])
+    assert len(journal.unused()) == 1
+    assert journal.last_checkpoint() == checkpoint(0)
+
+
+def test_nothing_journalled_is_lost_by_kill_9(path: Path) -> None:
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from nous_node.node.store import Journal, StoredCheckpoint, StoredGroup\n"
+        "journal = Journal.open(Path(sys.argv[1]))\n"
+        "journal.hear(b'A' * 32, 'test', 1, 0)\n"
+        "def group(i): return StoredGroup(bytes([i]) * 32, b'A' * 32, b'1' * 32, 1, i, 1, bytes(25_000))\n"
+        "for i in range(0, 60, 10): journal.add_many([group(i + j) for j in range(10)])\n"
+        "used = [group(i).id for i in range(15)]\n"
+        "journal.publish(StoredCheckpoint(0, b'h' * 32, b'm', '/c', 1, {}, {}), used)\n"
+        "print(journal.next_seq(), flush=True)\n"
+        "with journal._database.transaction() as connection:\n"
+        "    connection.execute('DELETE FROM groups')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    with Journal.open(path) as journal:
+        assert [one.counter for one in journal.unused()] == list(range(15, 60))
+        last = journal.last_checkpoint()
+        assert last is not None
+        assert last.version == 0
+        assert journal.next_seq() > int(done.stdout)
+        assert codes(journal.add_many([group(3)])) == [Code.COUNTER_REUSED]
+
+
+def test_the_file_stops_growing(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "KEPT_VERSIONS", 2)
+    monkeypatch.setattr(store, "KEPT_MANIFESTS", 3)
+    monkeypatch.setattr(store, "KEPT_RECEIPTS", 5)
+    for version in range(12):
+        name = sha256(b"checkpoint %d" % version).digest()
+        groups = [group(counter, version=version + 1, checkpoint=name) for counter in range(4)]
+        journal.add_many(groups)
+        error = RemoteError(Code.STALE, "late")
+        journal.decide([refused(one.id, ALICE, error) for one in groups[:2]])
+        journal.publish(checkpoint(version), [groups[2].id])
+    count = journal._database.number
+    assert len(journal.unused()) == 12  # one of each version is still wanted
+    assert count("SELECT count(*) FROM groups WHERE state <> 'pending'") == 3 * 4
+    assert count("SELECT count(*) FROM envelopes") == 12 + 3 * 4
+    assert count("SELECT count(*) FROM counters") == 4
+    assert count("SELECT count(*) FROM receipts") == 5
+    assert [bool(one.envelope) for one in journal.checkpoints()] == [False] * 9 + [True] * 3
+    assert journal.stats().refused == {"stale": 24}
+
+
+def test_envelopes_for_audits_have_a_limit_in_bytes(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "KEPT_BYTES", 2_500)
+    groups = [group(counter, size=1_000) for counter in range(6)]
+    journal.add_many(groups)
+    journal.publish(checkpoint(0), [one.id for one in groups[:5]])
+    count = journal._database.number
+    assert count("SELECT count(*) FROM envelopes") == 3
+    assert count("SELECT count(*) FROM groups") == 6
+    journal.trim()
+    assert count("SELECT count(*) FROM envelopes") == 3
+    assert [one.id for one in journal.unused()] == [groups[5].id]
+
+
+def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal.add(group(0))
+    journal.decide([accepted(group(0).id, ALICE, 1)])
+    for number in range(5):
+        journal.hear(bytes([number]) * 32, "flood", NOW + number, 0)
+    monkeypatch.setattr(store, "KEPT_KEYS", 2)
+    journal.trim()
+    assert journal.stats().keys == 2
+    assert journal.key(ALICE) is not None
+    assert journal.key(bytes([4]) * 32) is not None
+
+
+def test_a_full_disk_is_told_and_loses_nothing(journal: Journal) -> None:
+    journal.add(group(0))
+    connection = journal._database._connection
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+    with pytest.raises(DiskFullError, match="disk is full"):
+        journal.add_many([group(counter, size=100_000) for counter in range(1, 5)])
+    assert [one.counter for one in journal.unused()] == [0]
+    connection.execute("PRAGMA max_page_count = 1000000")
+    assert journal.add_many([group(counter) for counter in range(1, 5)]) == [None] * 4
+
+
+def test_damage_inside_the_file_is_told(path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.hear(ALICE, "test", NOW, 0)
+        journal.add_many([group(counter, size=30_000) for counter in range(50)])
+    data = bytearray(path.read_bytes())
+    for page in range(2, len(data) // 16_384):
+        data[page * 16_384 : page * 16_384 + 64] = b"\xa5" * 64
+    path.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"journal .* is damaged .* move it"):
+        Journal.open(path)
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_file_that_is_no_database_is_told_and_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(DamagedError, match="move it"):
+        Journal.open(path)
+    assert path.read_bytes() == content
+
+
+def test_the_outbox_of_a_volunteer_is_no_journal(path: Path) -> None:
+    from nous_node.node.outbox import Outbox
+
+    Outbox.open(path).__exit__()
+    with pytest.raises(DamagedError, match="no journal"):
+        Journal.open(path)
+
+
+def test_a_journal_that_another_process_is_writing_is_told(journal: Journal, path: Path) -> None:
+    journal._database._connection.execute("PRAGMA busy_timeout = 1")
+    with Journal.open(path) as other:
+        with other._database.transaction(), pytest.raises(StorageError, match="another process"):
+            journal.add(group(0))
+        journal.add(group(0))
+
+
+def test_it_can_be_looked_at_while_it_is_written(journal: Journal, path: Path) -> None:
+    journal.add(group(0))
+    with Journal.read(path) as other:
+        assert other.stats().pending == 1
+        with pytest.raises(StorageError):
+            other.add(group(1))
+
+
+def test_receipts_survive_a_restart(path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.hear(ALICE, "test", NOW, 0)
+        journal.add(group(0))
+        journal.decide([accepted(group(0).id, ALICE, 7)])
+    with Journal.open(path) as journal:
+        assert journal.unsent_receipts(9) == [Receipt(group(0).id, ALICE, "accepted", "", None, None, 7)]
+
+
+def test_the_file_is_private(journal: Journal, path: Path) -> None:
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sqlite3.sqlite_version_info >= (3, 35)  # RETURNING
