@@ -15,6 +15,7 @@ Spec: https://github.com/libp2p/specs/blob/master/pubsub/README.md, StrictSign.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,10 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+
 from nous_node.protocol.gossip import Verdict
 
+from .connection_watch import ConnectionWatch
 from .frames import FrameError, VarintFrames
 from .gossip_memory import OutboundQueue, SeenMessages
 from .gossip_signing import is_signed, sign_message
@@ -75,8 +78,14 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
             max_subscriptions_per_peer=MAX_TOPICS_PER_PEER,
             max_inbound_rpc_size=MAX_RPC_BYTES,
         )
+        swarm = host.get_network()
+        swarm.remove_notifee(swarm.notifees[-1])  # libp2p's own, which blocks; see ConnectionWatch
+        swarm.register_notifee(ConnectionWatch(self._peer_came, self._peer_went))
         self.seen_messages.stop()  # a thread
         self.seen_messages: Any = SeenMessages()
+        # Sequence numbers of a restarted node must not meet those of its last life, or its messages count
+        # as seen; libp2p counts up from the time in seconds, so 200 messages/s run far ahead of it.
+        self.counter = time.time_ns()
         self.stats = stats
         self.subscriptions: dict[str, Subscription] = {}
         self.subscribers_changed = trio.Event()  # replaced at each change of `peer_topics`
@@ -84,30 +93,28 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         self._my_bytes = host.get_id().to_bytes()
         self._readers: dict[Any, trio.CancelScope] = {}
         self._registering: set[Any] = set()
-        self._offences = Offences(host.get_network(), stats)
+        self._offences = Offences(swarm, stats)
         self._nursery: trio.Nursery | None = None
 
-    async def run(self) -> None:
+    async def run(self, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled. Start it with `nursery.start`: nothing works before."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            nursery.start_soon(self._follow_new_peers)
-            nursery.start_soon(self._follow_dead_peers)
             nursery.start_soon(self.mesh.run)
             nursery.start_soon(self._offences.run)
+            task_status.started()
 
     # Peers
 
-    async def _follow_new_peers(self) -> None:
-        async for peer in self.peer_receive_channel:
-            assert self._nursery is not None
+    def _peer_came(self, peer: Any) -> None:
+        if self._nursery is not None:
             self._nursery.start_soon(self._serve_peer, peer)
 
-    async def _follow_dead_peers(self) -> None:
-        async for peer in self.dead_peer_receive_channel:
-            if not self._peer_is_connected(peer):
-                self._forget(peer)
-                self._forget_all_subscriptions(peer)
-                self._note_subscribers()
+    def _peer_went(self, peer: Any) -> None:
+        if not self._peer_is_connected(peer):
+            self._forget(peer)
+            self._forget_all_subscriptions(peer)
+            self._note_subscribers()
 
     async def _serve_peer(self, peer: Any) -> None:
         """The only writer towards a peer, for as long as it stays connected."""

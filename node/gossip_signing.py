@@ -13,6 +13,7 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from libp2p.pubsub.pb import rpc_pb2
+
 from nous_node.protocol.identity import KEY_BYTES, PEER_ID_PREFIX, SIGNATURE_BYTES
 
 SIGNING_PREFIX = b"libp2p-pubsub:"

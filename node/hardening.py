@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import trio
-from libp2p.abc import INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.host.basic_host import BasicHost
@@ -43,6 +42,7 @@ from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.tcp.tcp import TCP
@@ -64,6 +64,26 @@ MAX_HANDSHAKES = 32
 MAX_CONNECTIONS_PER_PEER = 2
 # Reads before the muxer: at most one Noise message at a time, so that a claimed length buys no memory.
 RAW_READ_LIMIT = 64 * 1024
+
+
+PING_PROTOCOL = "/ipfs/ping/1.0.0"
+PING_BYTES = 32
+# A ping stream may stay open between pings; a silent one is given up.
+PING_IDLE_S = 60.0
+
+
+async def answer_pings(stream: Any) -> None:
+    """libp2p's ping: 32 bytes, sent back. Other implementations watch their connections with it."""
+    muxed = stream.muxed_stream
+    try:
+        while True:
+            with trio.fail_after(PING_IDLE_S):
+                payload = b""
+                while len(payload) < PING_BYTES:
+                    payload += await muxed.read(PING_BYTES - len(payload))
+                await muxed.write(payload)
+    except (trio.TooSlowError, MuxedStreamError):
+        await stream.reset()
 
 
 class BoundedCommunicator(MultiselectCommunicator):  # type: ignore[misc]
@@ -176,8 +196,8 @@ class HardenedSwarm(Swarm):  # type: ignore[misc]
             transports=[TCP()],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
-                max_connections=max_connections,
-                high_watermark=max_connections,
+                max_connections=max_connections + MAX_HANDSHAKES,  # ours below counts first
+                high_watermark=max_connections + MAX_HANDSHAKES,
                 min_connections=0,
                 low_watermark=0,
                 max_connections_per_peer=MAX_CONNECTIONS_PER_PEER,
@@ -188,6 +208,8 @@ class HardenedSwarm(Swarm):  # type: ignore[misc]
             ),
         )
         self.stats = stats
+        self.max_connections = max_connections
+        self._admitting = 0
         self.auto_connector = _NoAutoConnector()
         self.refused_peers: dict[Any, float] = {}  # peer id -> trio time until which it is refused
         self._handshakes: OrderedDict[trio.CancelScope, None] = OrderedDict()
@@ -197,6 +219,9 @@ class HardenedSwarm(Swarm):  # type: ignore[misc]
 
     async def _handle_inbound_connection(self, read_write_closer: Any, maddr: Any) -> None:
         """Handshake, then stay until this very connection is closed (the caller closes the socket)."""
+        if self._is_full():
+            self.stats.connections_refused += 1
+            return
         if len(self._handshakes) >= MAX_HANDSHAKES:
             oldest, _ = self._handshakes.popitem(last=False)
             oldest.cancel()
@@ -222,12 +247,18 @@ class HardenedSwarm(Swarm):  # type: ignore[misc]
         if self.refused_peers.get(peer_id, 0.0) > trio.current_time():
             await self._refuse(muxed_conn, f"{peer_id} is refused for now: it broke the rules")
         live = [c for c in self.connections.get(peer_id, []) if not c.is_closed]
-        if not live and len(self.get_connections()) >= self.connection_config.max_connections:
-            limit = self.connection_config.max_connections
-            await self._refuse(muxed_conn, f"all {limit} connections are taken")
+        if not live and self._is_full():
+            await self._refuse(muxed_conn, f"all {self.max_connections} connections are taken")
         while len(live) >= MAX_CONNECTIONS_PER_PEER:
             await live.pop(0).close()
-        return await super().add_conn(muxed_conn, direction)
+        self._admitting += 1  # it is in `connections` only after several checkpoints
+        try:
+            return await super().add_conn(muxed_conn, direction)
+        finally:
+            self._admitting -= 1
+
+    def _is_full(self) -> bool:
+        return len(self.get_connections()) + self._admitting >= self.max_connections
 
     async def _refuse(self, muxed_conn: Any, reason: str) -> None:
         self.stats.connections_refused += 1
@@ -239,12 +270,9 @@ class HardenedHost(BasicHost):  # type: ignore[misc]
     """A host whose handlers cannot end the process and that never dials by itself."""
 
     def __init__(self, swarm: HardenedSwarm, stats: NetworkStats) -> None:
-        async def refuse(stream: INetStream) -> None:
-            await stream.reset()
-
         super().__init__(
             swarm,
-            default_protocols=OrderedDict({IDENTIFY: refuse}),
+            default_protocols=OrderedDict({PING_PROTOCOL: answer_pings}),
             negotiate_timeout=NEGOTIATION_S,
             disable_identify_address_discovery=True,
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import trio
+
 from nous_node.protocol.errors import NousError
 
 from .network_errors import AddressError

@@ -54,6 +54,7 @@ QUEUE_LIMIT = 256 * 1024
 ANSWER_LIMIT = 1024 * 1024
 
 GOODBYE_S = 0.5  # how long closing may take to flush what is queued
+NOTICE_S = 2.0  # how long those who are told of the end may take
 
 
 class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
@@ -370,8 +371,9 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
                 await self.secured_conn.close()
             except Exception:
                 self.stats.fault("connection-close-failed")
-        if self.on_close is not None:
+        with trio.move_on_after(NOTICE_S):
             try:
-                await self.on_close()
+                if self.on_close is not None:
+                    await self.on_close()
             except Exception:
                 self.stats.fault("connection-close-failed")

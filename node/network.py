@@ -21,16 +21,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import trio
-from libp2p.abc import INotifee
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.rcmgr import Direction
 from libp2p.tools.anyio_service import background_trio_service
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
+
 from nous_node.protocol.gossip import Verdict
 
 from . import liveness, requests
+from .connection_watch import ConnectionWatch
 from .gossip import MAX_PUBLISH_BYTES, Gossip, Judge
 from .hardening import HardenedHost, HardenedSwarm, build_host
 from .network_errors import (
@@ -89,31 +90,6 @@ class ConnectedPeer:
     topics: tuple[str, ...]  # that the peer reads
 
 
-class _Changes(INotifee):  # type: ignore[misc]  # untyped base
-    """Wakes everybody who waits for a connection to come or go."""
-
-    def __init__(self) -> None:
-        self.event = trio.Event()
-
-    def _wake(self) -> None:
-        self.event.set()
-        self.event = trio.Event()
-
-    async def connected(self, network: Any, conn: Any) -> None:
-        self._wake()
-
-    async def disconnected(self, network: Any, conn: Any) -> None:
-        self._wake()
-
-    async def opened_stream(self, network: Any, stream: Any) -> None: ...
-
-    async def closed_stream(self, network: Any, stream: Any) -> None: ...
-
-    async def listen(self, network: Any, multiaddr: Any) -> None: ...
-
-    async def listen_close(self, network: Any, multiaddr: Any) -> None: ...
-
-
 class Network:
     """An open network; made by `open_network`. Peers are named by their peer id text."""
 
@@ -126,8 +102,8 @@ class Network:
         self._swarm: HardenedSwarm = host.get_network()
         self._gossip = gossip
         self._config = config
-        self._changes = _Changes()
-        self._swarm.register_notifee(self._changes)
+        self._changed = trio.Event()  # replaced whenever a connection has come or gone
+        self._swarm.register_notifee(ConnectionWatch(self._note_change, self._note_change))
 
     # Connections
 
@@ -185,7 +161,11 @@ class Network:
     async def wait_lost(self, peer: str) -> None:
         """Until we are not connected to a peer."""
         while self._is_connected(peer):
-            await self._changes.event.wait()
+            await self._changed.wait()
+
+    def _note_change(self, peer: Any) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def stay_connected(self, addresses: Iterable[str]) -> None:
         """Run in a nursery, forever: dial the addresses, and again with back-off whenever one is lost."""
@@ -301,9 +281,9 @@ async def open_network(seed: bytes, config: NetworkConfig) -> AsyncIterator[Netw
     failure: Exception | None = None
     async with background_trio_service(swarm), trio.open_nursery() as nursery:
         try:
-            await network._listen()
-            nursery.start_soon(gossip.run)
+            await nursery.start(gossip.run)
             nursery.start_soon(liveness.ping_connections, swarm, config.ping_interval, config.ping_deadline)
+            await network._listen()
             yield network
         except Exception as error:  # raised below, outside the nurseries, so that it is not wrapped
             failure = error

@@ -16,6 +16,7 @@ import trio
 from libp2p.network.exceptions import SwarmException
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+
 from nous_node.protocol.errors import NousError
 
 from .frames import OversizeFrameError
@@ -31,6 +32,7 @@ from .network_stats import NetworkStats
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 PREFIX_BYTES = 4
+UNSUPPORTED = "protocols not supported"  # how libp2p's error begins when the peer itself said so
 # A request is small; one that trickles in for longer than this is an attack or a dead link.
 READ_REQUEST_S = 10.0
 # Pieces in which a payload is read and written: one growth step of the window.
@@ -159,9 +161,9 @@ async def request(
                 raise RequestTimeoutError(peer, deadline) from error
     except SwarmException as error:
         raise NotConnectedError(peer) from error
-    except MultiselectClientError as error:
-        raise UnsupportedProtocolError(peer, protocol) from error
-    except (MuxedStreamError, MuxedConnUnavailable) as error:
+    except (MultiselectClientError, MuxedStreamError, MuxedConnUnavailable) as error:
+        if str(error).startswith(UNSUPPORTED):
+            raise UnsupportedProtocolError(peer, protocol) from error
         raise RequestFailedError(peer, "it ended the stream before a complete answer") from error
     finally:
         if stream is not None:
