@@ -1,0 +1,200 @@
+"""Settings of a node: defaults < TOML file < environment < flags.
+
+One name everywhere: `threads = 2` in the file, `NOUS_NODE_THREADS=2`, `--threads 2`. The file is the one that
+`--config` names, else `settings.toml` in the home. Defaults leave a laptop usable while it helps.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from nous_node.protocol.errors import LocalError
+
+from .home import HOME_VARIABLE, Home, disk_errors
+
+PREFIX: Final = "NOUS_NODE_"
+MAX_FILE: Final = 65_536
+"""Bytes of a settings file; nobody writes a thousandth of it by hand."""
+
+MAX_THREADS: Final = 1_024
+DEFAULT_NICE: Final = 10
+"""The worker steps back for everything else on the machine."""
+DEFAULT_DISK: Final = 20_000_000_000
+"""Two checkpoints of a model of 2 billion parameters in bf16, and what is being fetched."""
+
+NOT_SETTINGS: Final = frozenset({HOME_VARIABLE, "NOUS_NODE_WORKER_NICE"})
+"""Variables with our prefix that mean something else: the home, and what a node tells its worker."""
+
+Flags = Mapping[str, object]
+"""Flags by the name of their setting; None where one was not given."""
+
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?(/s)?", re.IGNORECASE)
+_DEVICE: Final = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a person may set for this machine."""
+
+    threads: int
+    """Threads of torch. Default: half of the cores."""
+    memory: int
+    """Bytes that the worker may use. Default: half of the machine's memory."""
+    device: str = "cpu"
+    """`cpu`, `mps`, `cuda` or `cuda:N`."""
+    nice: int = DEFAULT_NICE
+    """How far the worker steps back, 0 to 19."""
+    upload: int | None = None
+    """Bytes sent a second; None is no limit."""
+    disk: int = DEFAULT_DISK
+    """Bytes that checkpoints may take."""
+    env: tuple[str, ...] = ()
+    """Only these environments; empty: all of the run."""
+    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
+    """Multiaddrs to listen on; port 0: any free one."""
+
+
+class _Kind(NamedTuple):
+    """How a setting is read. `read` raises ValueError for what is not `allowed`."""
+
+    allowed: str
+    read: Callable[[object], object]
+
+
+def load_settings(home: Home, file: Path | None, environ: Mapping[str, str], flags: Flags) -> Settings:
+    """All sources put together. Raises LocalError, which names the source, the key and what is allowed."""
+    values: dict[str, object] = {"threads": default_threads(), "memory": default_memory()}
+    values |= _from_file(home, file)
+    values |= _from_environment(environ)
+    for name, raw in flags.items():
+        if raw is not None:
+            values[name] = _value(f"The flag --{name}", name, raw)
+    return msgspec.convert(values, Settings)
+
+
+def default_threads() -> int:
+    """Half of the cores that this process may use, at least one."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, count // 2)
+
+
+def default_memory(control_group: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Half of the machine's memory, or of what its container may use, in bytes."""
+    import psutil  # 20 ms
+
+    total = int(psutil.virtual_memory().total)
+    try:
+        limit = control_group.read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(total, int(limit) if limit.isdigit() else total) // 2
+
+
+def parse_size(raw: object) -> int:
+    """Bytes in 123, "2GiB" (powers of 1024), "500MB" or "500M" (powers of 1000). Raises ValueError."""
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw > 0:
+        return raw
+    match = _SIZE.fullmatch(raw.strip()) if isinstance(raw, str) else None
+    if match is None or match[4]:
+        raise ValueError
+    scale = (1024 if match[3] else 1000) ** (" kmgt".index((match[2] or " ").lower()))
+    size = float(match[1]) * scale
+    if not (math.isfinite(size) and size >= 1):
+        raise ValueError
+    return int(size)
+
+
+def parse_rate(raw: object) -> int | None:
+    """Bytes a second, as a size with or without "/s"; "none" is no limit. Raises ValueError."""
+    if isinstance(raw, str):
+        text = raw.strip().lower()
+        return None if text == "none" else parse_size(text.removesuffix("/s"))
+    return parse_size(raw)
+
+
+def _whole(low: int, high: int) -> _Kind:
+    def read(raw: object) -> int:
+        if isinstance(raw, str) and raw.strip().isascii():
+            raw = int(raw)
+        if not isinstance(raw, int) or isinstance(raw, bool) or not low <= raw <= high:
+            raise ValueError
+        return raw
+
+    return _Kind(f"a whole number from {low} to {high}", read)
+
+
+def _device(raw: object) -> str:
+    if not isinstance(raw, str) or not _DEVICE.fullmatch(raw):
+        raise ValueError
+    return raw
+
+
+def _list_of(start: str) -> Callable[[object], tuple[str, ...]]:
+    """Texts that begin with `start`: a list, or one text with commas between."""
+
+    def read(raw: object) -> tuple[str, ...]:
+        parts = [part.strip() for part in raw.split(",")] if isinstance(raw, str) else raw
+        if not isinstance(parts, list | tuple):
+            raise ValueError
+        for part in parts:
+            if not isinstance(part, str) or not part or not part.startswith(start):
+                raise ValueError
+        return tuple(parts)
+
+    return read
+
+
+_KINDS: Final[dict[str, _Kind]] = {
+    "threads": _whole(1, MAX_THREADS),
+    "memory": _Kind("a size such as 4GiB or 500MB", parse_size),
+    "device": _Kind("cpu, mps, cuda or cuda:N", _device),
+    "nice": _whole(0, 19),
+    "upload": _Kind("a rate such as 500KB/s, or none", parse_rate),
+    "disk": _Kind("a size such as 20GB", parse_size),
+    "env": _Kind("names of environments", _list_of("")),
+    "listen": _Kind("multiaddrs such as /ip4/0.0.0.0/tcp/4001", _list_of("/")),
+}
+
+
+def _from_file(home: Home, file: Path | None) -> dict[str, object]:
+    path = file if file is not None else home.path / "settings.toml"
+    if file is None and not path.exists():
+        return {}
+    with disk_errors(path), path.open("rb") as opened:
+        data = opened.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise LocalError(f"{path} is larger than {MAX_FILE} bytes and so no settings file. Name another one.")
+    try:
+        table: dict[str, object] = tomllib.loads(data.decode())
+    except ValueError as error:  # UnicodeDecodeError and TOMLDecodeError
+        raise LocalError(f"The settings {path} are no TOML: {error}. Mend that place.") from error
+    return {name: _value(str(path), name, raw) for name, raw in table.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in NOT_SETTINGS:
+            name = variable.removeprefix(PREFIX).lower()
+            found[name] = _value(f"The environment variable {variable}", name, environ[variable])
+    return found
+
+
+def _value(source: str, name: str, raw: object) -> object:
+    kind = _KINDS.get(name)
+    if kind is None:
+        near = difflib.get_close_matches(name, _KINDS, 1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise LocalError(f"{source}: there is no setting {name!r}. {hint}There are: {', '.join(_KINDS)}.")
+    try:
+        return kind.read(raw)
+    except ValueError as error:
+        raise LocalError(f"{source}: {name} cannot be {raw!r}. It takes {kind.allowed}.") from error
