@@ -68,6 +68,8 @@ class Learner:
     curriculum: Curriculum
     version: int
     held: deque[CheckedGroup]
+    aged: list[bytes]
+    """Groups that became too old to train on; the next checkpoint says that they are done with."""
     baseline: Baseline
 
     @classmethod
@@ -101,6 +103,7 @@ class Learner:
             curriculum=Curriculum(dict(message.levels), highest, learning.raise_level_at),
             version=message.version,
             held=deque(),
+            aged=[],
             baseline=Baseline(message.baseline),
         )
 
@@ -115,9 +118,13 @@ class Learner:
         judged: dict[bytes, Judged] = {}
         checked: dict[int, list[CheckedGroup]] = {}
         for candidate in candidates:
+            if candidate.accepted and candidate.version not in self.versions:
+                self.aged.append(candidate.id)
+                judged[candidate.id] = Judged(accepted(candidate.id, candidate.key, 0))
+                continue
             try:
-                group = self.verifier.check(candidate, self.settings)
                 self._check_version(candidate)
+                group = self.verifier.check(candidate, self.settings)
             except RemoteError as error:
                 judged[candidate.id] = _refused(candidate, error)
                 continue
@@ -133,7 +140,7 @@ class Learner:
         return [judged[candidate.id] for candidate in candidates]
 
     def _check_version(self, candidate: Candidate) -> None:
-        if not candidate.accepted and candidate.version not in self.versions:
+        if candidate.version not in self.versions:
             raise RemoteError(
                 Code.STALE,
                 "The checkpoint of this group is no longer held for verification.",
@@ -153,7 +160,7 @@ class Learner:
 
     def step(self) -> Updated | None:
         """One update, if there are enough groups that are fresh enough: the new checkpoint's folder."""
-        aged = self._drop_aged()
+        self._drop_aged()
         if len(self.held) < self.learning.groups:
             return None
         groups = [self.held.popleft() for _ in range(self.learning.groups)]
@@ -164,21 +171,19 @@ class Learner:
         self.baseline = report.baseline
         staleness = float(np.mean([self.version - group.candidate.version for group in groups]))
         self.version += 1
-        return self._saved(groups, aged, report, staleness)
+        return self._saved(groups, report, staleness)
 
-    def _drop_aged(self) -> list[CheckedGroup]:
-        """Groups that are too old to train on; their rewards still feed the baseline."""
+    def _drop_aged(self) -> None:
+        """Groups that are too old to train on leave; their rewards still feed the baseline."""
         oldest = self.version - self.folder.manifest.staleness
-        aged = [group for group in self.held if group.candidate.version < oldest]
-        for group in aged:
+        for group in [held for held in self.held if held.candidate.version < oldest]:
             self.held.remove(group)
+            self.aged.append(group.candidate.id)
             self.baseline = self.baseline.after(np.asarray(group.rewards))
-        return aged
 
     def _saved(
         self,
         groups: Sequence[CheckedGroup],
-        aged: Sequence[CheckedGroup],
         report: UpdateReport,
         staleness: float,
     ) -> Updated:
@@ -188,11 +193,12 @@ class Learner:
         self.versions.remember(self.version, target)
         every = self.learning.evaluate_every
         greedy = self.evaluate() if every and self.version % every == 0 else None
+        aged, self.aged = self.aged, []
         correct = [value for group in groups for value in group.correct]
         return Updated(
             version=self.version,
             folder=str(target),
-            used=[group.candidate.id for group in (*groups, *aged)],
+            used=[*(group.candidate.id for group in groups), *aged],
             aged=len(aged),
             files=folder_entries(target),
             tensors={name: tensor_hash(tensor) for name, tensor in self.policy.tensors().items()},

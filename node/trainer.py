@@ -49,9 +49,12 @@ from .training import Training
 INBOX = 256
 """Accepted messages between the network and the journal."""
 
-PENDING = 1024
-"""Journalled groups without a verdict before the trainer stops reading: a learner that is this far behind
-would only see stale ones."""
+BACKLOG_UPDATES = 2
+"""Updates' worth of groups that may wait for the learner before the trainer stops reading and volunteers
+wait: more would only be older when its turn comes."""
+
+MAX_REPEATED = 1024
+"""Receipts of groups that are not in the journal, kept until they are sent."""
 
 VERIFY_BATCH = 64
 """Groups of one verification: one prefill for each of their versions."""
@@ -120,10 +123,14 @@ class _Trainer:
         self.settings, self.folder, self.journal = settings, folder, journal
         self.publisher, self.following, self.network, self.report = publisher, following, network, report
         self.manifest = folder.manifest
-        self.keep = read_learning(folder.learning).keep_checkpoints
+        learning = read_learning(folder.learning)
+        self.keep = learning.keep_checkpoints
+        self.backlog = BACKLOG_UPDATES * learning.groups
+        self.held = 0
+        """Accepted groups that wait in the learner."""
         self.judged: dict[bytes, Judgement] = {}
         """By message: what the gossip path found out about those in the inbox."""
-        self.receipts: deque[Receipt] = deque(maxlen=PENDING)
+        self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
         self.work = trio.Event()
         """Set when there are groups that the learner has not seen."""
@@ -192,7 +199,7 @@ class _Trainer:
                 except (trio.WouldBlock, trio.EndOfChannel):
                     break
             self._journal([(data, self.judged.pop(data)) for data in batch if data in self.judged])
-            while self.journal.count_pending() > PENDING:
+            while self.journal.count_pending() + self.held > self.backlog:
                 self.room = trio.Event()
                 await self.room.wait()
 
@@ -260,7 +267,7 @@ class _Trainer:
             self.training.opened(opened.greedy)
         if self.following.version != head.version:  # a beacon was renewed meanwhile
             await self.coach.published(self.following.version)
-        self.fed = 0
+        self.fed = self.held = 0
 
     async def _lessons(self) -> AsyncIterator[None]:
         """Feeds the learner one batch after the other and takes what it says; yields after each batch."""
@@ -284,6 +291,8 @@ class _Trainer:
                         await self._updated(updated)
                     case other:
                         raise LearnerError(f"The learner said {type(other).__name__}, which was not asked.")
+            self.held = message.held
+            self.room.set()
             yield
 
     def _candidate(self, group: StoredGroup) -> Candidate:
@@ -302,7 +311,6 @@ class _Trainer:
     def _decide(self, judged: list[Judged]) -> None:
         self.journal.decide([one.receipt for one in judged])
         self.training.decided(judged)
-        self.room.set()
 
     # --- checkpoints and receipts go out ---------------------------------------------------------
 

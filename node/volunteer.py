@@ -57,15 +57,16 @@ RESEND_SECONDS = 10.0
 
 STATUS_SECONDS = 1.0
 
-BATCH_SECONDS = 0.5
-"""Aimed length of one batch: short against a trainer's step, so that rollouts are fresh; long against the
-fixed cost of a call."""
+BATCH_SECONDS = 0.2
+"""Aimed length of one batch: a new checkpoint waits for it, and what is in it gets older; the fixed cost
+of a call is below a hundredth of it."""
 
 MAX_BATCH = 64
 """Groups of one batch."""
 
-UNSENT = 64
-"""Finished groups that may wait for the network before generation waits too."""
+UNSENT = 16
+"""Finished groups that may wait for the network before generation waits too: a trainer that stops reading
+has enough, and more would be stale when it reads again."""
 
 MAX_FAILURES = 5
 """Workers that die one after the other, without a group between, before the volunteer gives up."""
