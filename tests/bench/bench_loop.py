@@ -18,6 +18,7 @@ from collections import deque
 
 import numpy as np
 import torch
+
 from nous_node.trainer.advantage import AdvantageKind, Baseline
 from nous_node.trainer.generate import Completion, Request, generate, uniforms
 from nous_node.trainer.loss import Aggregation

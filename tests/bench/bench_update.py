@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from smollm2 import smollm2_folder
+
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
 from nous_node.trainer.policy import Policy
 from nous_node.trainer.prefill import Recorded, prefill
 from nous_node.trainer.step import Group, Trajectory, UpdateConfig, update
-from smollm2 import smollm2_folder
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 PROMPTS, SAMPLES, TOKENS, RATE = 4, 8, 32, 2e-5
