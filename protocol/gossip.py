@@ -291,7 +291,7 @@ def _trainers_topic(view: GossipView, kind: Kind, open_body: Callable[[Envelope]
 
 
 def _judge(view: GossipView, data: bytes, now: int, topic: _Topic) -> Judgement:
-    """The checks that all topics share, in their order. [GOS-1]"""
+    """The checks that all topics share, in their order. [GOS-1] [GOS-11]"""
     envelope: Envelope | None = None
     view.memory.forget(now)
     try:
@@ -313,7 +313,7 @@ def _judge(view: GossipView, data: bytes, now: int, topic: _Topic) -> Judgement:
 
 
 def _check_quarantine(view: GossipView, sender: bytes, now: int) -> None:
-    until = view.quarantined.get(sender)
+    until = view.quarantined.get(sender)  # [GOS-10]
     if until is not None and now < until:
         raise RemoteError(
             Code.QUARANTINED,

@@ -97,7 +97,7 @@ class RolloutGroup(msgspec.Struct, frozen=True):
 
 
 def planes(data: bytes, width: int) -> bytes:
-    """Little-endian words of `width` bytes each, regrouped into `width` byte planes."""
+    """Little-endian words of `width` bytes each, regrouped into `width` byte planes. [ROL-10]"""
     return b"".join(data[plane::width] for plane in range(width))
 
 

@@ -23,7 +23,7 @@ _BLOCK = 64
 
 
 def keystream(key: bytes, start: int, count: int) -> bytes:
-    """Bytes 8*start .. 8*(start+count) of the keystream: the words of tokens start .. start+count-1."""
+    """Bytes 8*start .. 8*(start+count) of the keystream: the words of tokens start .. start+count-1. [SMP-1]"""
     if len(key) != KEY_BYTES:
         raise LocalError(f"A sampler key has {KEY_BYTES} bytes, not {len(key)}.")
     if not 0 <= start <= start + count <= MAX_TOKENS:
@@ -35,13 +35,13 @@ def keystream(key: bytes, start: int, count: int) -> bytes:
 
 
 def uniforms(key: bytes, start: int, count: int) -> list[float]:
-    """u_start .. u_(start+count-1), each in [0, 1)."""
+    """u_start .. u_(start+count-1), each in [0, 1). [SMP-2]"""
     words = struct.unpack(f"<{count}Q", keystream(key, start, count))
     return [(word >> 11) * 2.0**-53 for word in words]
 
 
 def choose(logits: Sequence[float], temperature: float, uniform: float) -> int:
-    """The token id drawn by `uniform`: smallest id whose cumulative probability exceeds it.
+    """The token id drawn by `uniform`: smallest id whose cumulative probability exceeds it. [SMP-3]
 
     The reference that vectors are made with: softmax of logits/temperature in float64, cumulated in id
     order, scaled by its last value so that rounding never leaves a gap below 1. The trainer's tensor form
@@ -58,7 +58,7 @@ def choose(logits: Sequence[float], temperature: float, uniform: float) -> int:
 def distance(logits: Sequence[float], temperature: float, token: int, uniform: float) -> float:
     """How far `uniform` lies outside `token`'s interval of the cumulative distribution; 0 inside it.
 
-    Compared as `choose` compares, so that the distance of the token that it chooses is exactly 0.
+    Compared as `choose` compares, so that the distance of the token that it chooses is exactly 0. [SMP-5]
     """
     cumulative = _cumulative(logits, temperature)
     bound = uniform * cumulative[-1]

@@ -36,7 +36,7 @@ class Assignment:
     """The XOF output as far as it was drawn; sampler keys are cut from it."""
 
     def sampler_key(self, trajectory: int) -> bytes:
-        """The 32-byte ChaCha20 key of trajectory number `trajectory` of the group."""
+        """The 32-byte ChaCha20 key of trajectory number `trajectory` of the group. [TSK-4]"""
         start = _KEYS + HASH_BYTES * trajectory
         if trajectory < 0 or start + HASH_BYTES > len(self.stream):
             raise LocalError(f"Trajectory {trajectory} is beyond the group's limit.")
@@ -55,6 +55,7 @@ def task_seed(run_id: bytes, checkpoint: bytes, beacon: bytes, key: bytes, count
             raise LocalError(f"The {name} has {HASH_BYTES} bytes, not {len(part)}.")
     if not 0 <= counter < MAX_COUNTER:
         raise LocalError(f"A task counter is below {MAX_COUNTER}, not {counter}.")
+    # [TSK-1]
     material = DOMAIN_TASK + run_id + checkpoint + beacon + key + counter.to_bytes(8, "little")
     return hashlib.sha256(material).digest()
 
@@ -67,7 +68,7 @@ def assign(seed: bytes, weights: Sequence[int], trajectories: int = MAX_TRAJECTO
     if not weights or min(weights) < 1:
         raise LocalError("A run has at least one environment, each with a weight of 1 or more.")
     stream = hashlib.shake_256(DOMAIN_DRAW + seed).digest(_KEYS + HASH_BYTES * trajectories)
-    word = int.from_bytes(stream[_ENVIRONMENT], "little")
+    word = int.from_bytes(stream[_ENVIRONMENT], "little")  # [TSK-3]
     ticket = (word * sum(weights)) >> 64  # unbiased to 2^-64, and exact in integers everywhere
     environment = 0
     while ticket >= weights[environment]:

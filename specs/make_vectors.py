@@ -1,4 +1,4 @@
-"""Writes specs/vectors/*.json from the package; `--check` compares instead, and fails where they differ.
+"""Writes specs/vectors/*.json and their schemas; `--check` compares instead, and fails where they differ.
 
 PYTHONPATH=tests/links .venv/bin/python specs/make_vectors.py [--check]
 """
@@ -16,6 +16,7 @@ import vectors_envelopes
 import vectors_gossip
 import vectors_rollouts
 import vectors_runs
+import vectors_schema
 import vectors_tasks
 from vectors_world import MANIFEST, RUN, SEEDS
 
@@ -58,22 +59,31 @@ def rendered(name: str) -> str:
     return json.dumps(head, indent=1)[:-2] + ',\n "cases": [\n' + lines + "\n ]\n}\n"
 
 
+def texts() -> dict[Path, str]:
+    """What every file should hold."""
+    made = {FOLDER / f"{name}.json": rendered(name) for name in FILES}
+    for name, (comment, _) in FILES.items():
+        made[FOLDER / "schema" / f"{name}.json"] = vectors_schema.rendered(name, comment)
+    return made
+
+
 def main(check: bool) -> int:
-    stale = []
-    for name in FILES:
-        path, text = FOLDER / f"{name}.json", rendered(name)
+    made = texts()
+    stale = 0
+    for path, text in made.items():
         before = path.read_text() if path.exists() else ""
         if text == before:
             continue
-        stale.append(name)
+        stale += 1
         if check:
             print(f"{path}: {_difference(before, text)}")
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             print(f"wrote {path}")
-    extra = sorted(path.name for path in FOLDER.glob("*.json") if path.stem not in FILES)
-    for name in extra:
-        print(f"{FOLDER / name}: no generator makes this file; delete it")
+    extra = sorted(set(FOLDER.rglob("*.json")) - set(made))
+    for path in extra:
+        print(f"{path}: no generator makes this file; delete it")
     if check and (stale or extra):
         print("The vectors are not what the package makes: run `make vectors` and look at what changed.")
         return 1

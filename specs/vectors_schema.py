@@ -1,0 +1,117 @@
+"""JSON Schemas of the vector files, from one table: which data a case of each file has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+HEX = {"type": "string", "pattern": "^([0-9a-f]{2})*$"}
+RUNS = {"type": "array", "items": {"type": "array"}}
+BYTES = {"anyOf": [HEX, RUNS], "description": "hex, or [[hex, count], ...]"}
+TEXT = {"type": "string"}
+INT = {"type": "integer"}
+NUMBER = {"type": "number"}
+BOOL = {"type": "boolean"}
+VALUE = {"description": "a tagged value"}
+CODE = {"type": "string", "pattern": "^[a-z-]+$"}
+TEXTS = {"type": "array", "items": TEXT}
+INTS = {"type": "array", "items": INT}
+NUMBERS = {"type": "array", "items": NUMBER}
+OBJECT = {"type": "object"}
+OBJECTS = {"type": "array", "items": OBJECT}
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "encoding": {"bytes": BYTES, "value?": VALUE, "limit?": INT, "code?": CODE},
+    "identities": {"seed": HEX, "key": HEX, "peer_id": TEXT},
+    "signatures": {"key": HEX, "message": HEX, "signature": HEX, "code?": CODE},
+    "envelopes": {
+        "envelope": HEX,
+        "now": INT,
+        "head?": VALUE,
+        "signed?": HEX,
+        "preimage?": HEX,
+        "sig?": HEX,
+        "id?": HEX,
+        "content_sha256?": HEX,
+        "code?": CODE,
+    },
+    "streams": {"message": TEXT, "frame": HEX, "value?": VALUE, "code?": CODE},
+    "shards": {"key": HEX, "shards": INT, "shard": INT},
+    "gossip": {"known": OBJECTS, "quarantined": OBJECTS, "steps": OBJECTS},
+    "runs": {
+        "run": HEX,
+        "envelope": HEX,
+        "manifest?": HEX,
+        "value?": VALUE,
+        "topics?": OBJECT,
+        "code?": CODE,
+    },
+    "invites": {"text": TEXT, "run?": HEX, "addresses?": TEXTS, "code?": CODE},
+    "tasks": {
+        "run": HEX,
+        "checkpoint": HEX,
+        "beacon": HEX,
+        "key": HEX,
+        "counter": INT,
+        "weights": INTS,
+        "seed": HEX,
+        "stream": HEX,
+        "environment": INT,
+        "task_seed": HEX,
+        "sampler_keys": TEXTS,
+    },
+    "uniforms": {"key": HEX, "start": INT, "count": INT, "keystream": HEX, "uniforms": NUMBERS},
+    "choices": {"logits": VALUE, "temperature": NUMBER, "uniform": NUMBER, "token": INT},
+    "distances": {
+        "logits": VALUE,
+        "temperature": NUMBER,
+        "uniform": NUMBER,
+        "token": INT,
+        "distance": NUMBER,
+        "tolerance": NUMBER,
+    },
+    "arrays": {"form": TEXT, "planes": HEX, "values?": NUMBERS, "code?": CODE},
+    "rollouts": {"body": HEX, "value?": VALUE, "code?": CODE},
+    "checkpoints": {
+        "envelope": HEX,
+        "manifest?": HEX,
+        "value?": VALUE,
+        "hash?": HEX,
+        "files_hash?": HEX,
+        "contents?": TEXTS,
+        "code?": CODE,
+    },
+    "chunks": {"data": BYTES, "hash": HEX, "code?": CODE},
+    "receipts": {"envelope": HEX, "body?": HEX, "code?": CODE},
+    "hellos": {"body": HEX, "code?": CODE},
+    "sort-digits": {
+        "seed?": HEX,
+        "level?": INT,
+        "length?": INT,
+        "prompt?": TEXT,
+        "tokens?": INTS,
+        "solution?": TEXT,
+        "answer?": TEXT,
+        "ended?": BOOL,
+        "reward?": NUMBER,
+        "text?": TEXT,
+    },
+}
+
+
+def _object(fields: dict[str, Any]) -> dict[str, Any]:
+    """A JSON Schema of an object with exactly these keys; `?` marks optional ones."""
+    return {
+        "type": "object",
+        "properties": {name.rstrip("?"): kind for name, kind in fields.items()},
+        "required": [name for name in fields if not name.endswith("?")],
+        "additionalProperties": False,
+    }
+
+
+def rendered(name: str, comment: str) -> str:
+    case = _object({"comment": TEXT, "flags": TEXTS, "requires": TEXTS, **FIELDS[name]})
+    cases = {"type": "array", "items": case}
+    head = {"comment": TEXT, "schema": TEXT, "run": HEX, "manifest": HEX, "seeds": OBJECT, "cases": cases}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": comment, **_object(head)}
+    return json.dumps(schema, indent=1) + "\n"

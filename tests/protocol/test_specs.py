@@ -1,0 +1,277 @@
+"""The chapters, their CDDL, constants, assigned names and vectors agree with each other and with the code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import struct
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pycddl
+import pytest
+
+from nous_node.protocol import constants
+from nous_node.protocol.encoding import decode
+from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.errors import Code
+from nous_node.protocol.gossip import IGNORED
+
+TREE = Path(__file__).parents[2]
+SPECS = TREE / "specs"
+CHAPTERS = sorted(SPECS.glob("[0-9][0-9]-*.md"))
+TEXTS = {path.name: path.read_text() for path in [*CHAPTERS, *sorted(SPECS.glob("envs/*.md"))]}
+VECTORS = {path.stem: json.loads(path.read_text()) for path in sorted(SPECS.glob("vectors/*.json"))}
+ID = r"[A-Z]{3}-[0-9]+"
+
+
+def defined() -> dict[str, str]:
+    """Requirement id -> chapter: those that begin an item in bold, or stand in brackets at its end."""
+    found: dict[str, str] = {}
+    for name, text in TEXTS.items():
+        for match in re.finditer(rf"\*\*\[({ID})\]\*\*", text):
+            assert match[1] not in found, f"{match[1]} is defined twice"
+            found[match[1]] = name
+    found["CNV-1"] = "00-conventions.md"
+    return found
+
+
+def rows(text: str, heading: str) -> list[list[str]]:
+    """Cells of the table below a heading, without its head."""
+    part = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines]
+
+
+ASSIGNED = (SPECS / "assigned.md").read_text()
+
+
+def test_error_codes_are_those_assigned() -> None:
+    assert [row[0] for row in rows(ASSIGNED, "Error codes")] == [code.value for code in Code]
+
+
+def test_ignored_codes_are_soft() -> None:
+    soft = {row[0] for row in rows(ASSIGNED, "Error codes") if row[1] == "yes"}
+    assert {code.value for code in IGNORED} <= soft
+    assert soft - {code.value for code in IGNORED} == {"key-too-new", "environment-failed", "not-found"}
+
+
+def test_the_gossip_chapter_lists_the_ignored_codes() -> None:
+    line = next(line for line in TEXTS["04-gossip.md"].splitlines() if "`expired` `future-dated`" in line)
+    assert set(re.findall(r"`([a-z-]+)`", line)) == {code.value for code in IGNORED}
+
+
+def test_kinds_and_domains_are_those_assigned() -> None:
+    assert {row[0] for row in rows(ASSIGNED, "Kinds")} == {kind.value for kind in Kind}
+    domains = {row[0] for row in rows(ASSIGNED, "Domains")}
+    ours = {value for name, value in vars(constants).items() if name.startswith("DOMAIN_")}
+    assert {domain.rstrip(b"\0").decode() for domain in ours} == {
+        domain for domain in domains if not domain.startswith("nous/sort-digits")
+    }
+
+
+def test_every_error_code_is_named_in_a_chapter() -> None:
+    text = "\n".join(TEXTS.values())
+    unused = {code.value for code in Code if f"`{code.value}`" not in text}
+    assert unused == {"unknown-dtype"}  # for deltas, which come with the next revision
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode() if value.startswith(b"nous") else value.hex()
+    return list(value) if isinstance(value, tuple) else value
+
+
+CONFIG = tomllib.loads((SPECS / "config" / "protocol.toml").read_text())
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_constants_are_those_of_the_config_file(name: str) -> None:
+    module = importlib.import_module(f"nous_node.protocol.{name}")
+    for key, value in CONFIG[name].items():
+        assert plain(getattr(module, key.upper())) == value, key
+
+
+def test_no_constant_is_missing_in_the_config_file() -> None:
+    names = {name.lower() for name in vars(constants) if re.fullmatch("[A-Z][A-Z0-9_]*", name)}
+    assert names == set(CONFIG["constants"])
+
+
+def test_every_requirement_has_a_vector_or_a_reason() -> None:
+    served = {rule for file in VECTORS.values() for case in file["cases"] for rule in case["requires"]}
+    excused = set(re.findall(rf"^\| ({ID}) \|", (SPECS / "untestable.md").read_text(), re.MULTILINE))
+    required = set(defined())
+    assert served - required == set(), "vectors name requirements that no chapter defines"
+    assert required - served - excused == set(), "requirements without a vector or a reason"
+    assert excused & served == set(), "requirements that need no excuse"
+    assert excused - required == set()
+    assert len(served) >= 0.7 * len(required)
+
+
+def test_requirements_that_chapters_mention_exist() -> None:
+    families = {rule[:4] for rule in defined()}
+    for name, text in TEXTS.items():
+        for rule in re.findall(rf"\b({ID})\b", text):
+            assert rule in defined() or rule[:4] not in families, f"{name} mentions {rule}"
+
+
+def test_requirements_that_the_code_cites_exist() -> None:
+    known = set(defined())
+    for folder in ("protocol", "envs", "trainer", "node"):
+        for path in (TREE / folder).glob("*.py"):
+            for rule in re.findall(rf"\[({ID})\]", path.read_text()):
+                assert rule in known, f"{folder}/{path.name} cites {rule}"
+
+
+def test_chapters_have_their_parts() -> None:
+    for name, text in TEXTS.items():
+        assert re.search(r"^\| Stage \| \d", text, re.MULTILINE), name
+        assert re.search(r"^\| Revision \| r\d", text, re.MULTILINE), name
+        for part in ("Overview", "Rationale", "Vectors"):
+            if name != "00-conventions.md" or part != "Overview":
+                assert f"\n## {part}\n" in text, f"{name} has no {part}"
+
+
+def test_links_lead_somewhere() -> None:
+    for path in SPECS.rglob("*.md"):
+        for target in re.findall(r"[\w`]\]\(([^)#*]+)\)", path.read_text()):
+            if not target.startswith("http"):
+                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+BLOCK = re.compile(r"^```cddl\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CDDL = {path.stem: path.read_text() for path in sorted(SPECS.glob("cddl/*.cddl"))}
+
+
+def test_cddl_files_are_cut_from_the_chapters() -> None:
+    made = {}
+    for path in CHAPTERS:
+        blocks = BLOCK.findall(TEXTS[path.name])
+        if blocks:
+            made[path.stem] = f"; {path.name}\n\n" + "\n".join(blocks)
+    assert made == CDDL, "run `python specs/make_cddl.py`"
+
+
+def cbor(value: Any) -> bytes:
+    """The value in CBOR, which is what CDDL tools read."""
+    match value:
+        case None | bool():
+            return {None: b"\xf6", False: b"\xf4", True: b"\xf5"}[value]
+        case int():
+            return _head(0, value) if value >= 0 else _head(1, -1 - value)
+        case float():
+            return b"\xfb" + struct.pack(">d", value)
+        case bytes():
+            return _head(2, len(value)) + value
+        case str():
+            return _head(3, len(value.encode())) + value.encode()
+        case list():
+            return _head(4, len(value)) + b"".join(map(cbor, value))
+        case _:
+            pairs = b"".join(cbor(key) + cbor(item) for key, item in value.items())
+            return _head(5, len(value)) + pairs
+
+
+def _head(major: int, number: int) -> bytes:
+    if number < 24:
+        return bytes([major << 5 | number])
+    return bytes([major << 5 | 27]) + number.to_bytes(8, "big")
+
+
+def accepts(rule: str, value: Any) -> bool:
+    schema = pycddl.Schema(f"start = {rule}\n" + "\n".join(CDDL.values()))
+    try:
+        schema.validate_cbor(cbor(value))
+    except pycddl.ValidationError:
+        return False
+    return True
+
+
+def content(envelope: str) -> Any:
+    return decode(unseal(bytes.fromhex(envelope)).content(), 1 << 24, 1 << 18)
+
+
+BEYOND_CDDL = {"enc and size as nil mean absent", "a further element is ignored"}
+"""Positive cases that the chapters allow in words."""
+
+
+def samples() -> list[tuple[str, Any]]:
+    """Rule and value of every positive vector that has a structure."""
+    found: list[tuple[str, Any]] = []
+    for name, rule, field in (
+        ("rollouts", "rollout-group", "body"),
+        ("runs", "run-manifest", "manifest"),
+        ("checkpoints", "checkpoint-manifest", "manifest"),
+        ("receipts", "receipts", "body"),
+        ("hellos", "hello", "body"),
+        ("envelopes", "envelope", "envelope"),
+        ("envelopes", "signed", "signed"),
+    ):
+        for case in VECTORS[name]["cases"]:
+            if "code" not in case and case["comment"] not in BEYOND_CDDL:
+                found.append((rule, decode(bytes.fromhex(case[field]), 1 << 24, 1 << 18)))
+    for case in VECTORS["streams"]["cases"]:
+        if "code" not in case:
+            found.append((case["message"], decode(bytes.fromhex(case["frame"])[4:], 1 << 24)))
+    return found
+
+
+def test_cddl_accepts_the_positive_vectors() -> None:
+    for rule, value in samples():
+        assert accepts(rule, value), (rule, value)
+
+
+def test_cddl_refuses_what_is_of_another_shape() -> None:
+    for rule, value in samples():
+        assert not accepts(rule, [value]), rule
+        if rule not in ("head-reply", "blob-reply"):  # whose keys are all optional
+            rest = dict(list(value.items())[1:] if "kind" not in value else {**value, "kind": 1})
+            assert not accepts(rule, rest), rule
+
+
+def conforms(value: Any, schema: dict[str, Any]) -> bool:
+    """The part of JSON Schema that our schemas use."""
+    if "anyOf" in schema:
+        return any(conforms(value, one) for one in schema["anyOf"])
+    match schema.get("type"):
+        case "object":
+            if not isinstance(value, dict):
+                return False
+            known = schema.get("properties", {})
+            complete = all(name in value for name in schema.get("required", []))
+            closed = schema.get("additionalProperties", True) or set(value) <= set(known)
+            return (
+                complete
+                and closed
+                and all(conforms(value[name], known[name]) for name in value if name in known)
+            )
+        case "array":
+            return isinstance(value, list) and all(conforms(item, schema.get("items", {})) for item in value)
+        case "string":
+            return isinstance(value, str) and bool(re.search(schema.get("pattern", ""), value))
+        case "integer":
+            return isinstance(value, int) and not isinstance(value, bool)
+        case "number":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case "boolean":
+            return isinstance(value, bool)
+        case _:
+            return True
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_vectors_conform_to_their_schema(name: str) -> None:
+    schema = json.loads((SPECS / "vectors" / VECTORS[name]["schema"]).read_text())
+    assert conforms(VECTORS[name], schema)
+    assert not conforms({**VECTORS[name], "more": 1}, schema)
+    assert not conforms({**VECTORS[name], "cases": [{"comment": 1}]}, schema)
+
+
+def test_generators_and_chapters_are_in_the_index() -> None:
+    index = (SPECS / "README.md").read_text()
+    for path in [*CHAPTERS, *SPECS.glob("envs/*.md")]:
+        assert f"({path.relative_to(SPECS).as_posix()})" in index
+    for name in VECTORS:
+        assert f"`{name}`" in index, f"no step is tested with {name}"
