@@ -79,10 +79,21 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A prefix of `shared` tokens and the sequences (by index) that go on from it."""
+class _Member:
+    """A sequence with `places` where it is trained, the first of its trained tokens being number `start` of
+    all; its tokens before `end` predict something."""
 
-    members: tuple[int, ...]
+    tokens: NDArray[np.int64]
+    places: NDArray[np.int64]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Sequences that go on from the same `shared` tokens."""
+
+    members: list[_Member]
     shared: int
     length: int
     trained: int
@@ -100,10 +111,9 @@ def micro_batches(
 
     Raises BatchError if a first token is marked as trained: nothing predicts it.
     """
-    starts = np.cumsum([0, *(int(s.trained.sum()) for s in sequences)])
     rows = sorted(_rows(sequences, share_prompts), key=lambda row: row.length)
     logit_budget = max(1, LOGIT_ELEMENTS // vocab_size)
-    return [_collate(sequences, starts, part, device) for part in _parts(rows, token_budget, logit_budget)]
+    return [_collate(part, device) for part in _parts(rows, token_budget, logit_budget)]
 
 
 def flatten(arrays: Sequence[NDArray[np.float32]], device: torch.device | str = "cpu") -> Tensor:
@@ -114,39 +124,35 @@ def flatten(arrays: Sequence[NDArray[np.float32]], device: torch.device | str = 
 
 def _rows(sequences: Sequence[Sequence_], share_prompts: bool) -> list[_Row]:
     """Sequences with trained tokens, gathered by their tokens before the first trained one."""
-    families: dict[bytes, list[int]] = {}
+    families: dict[object, list[_Member]] = {}
+    start = 0
     for index, sequence in enumerate(sequences):
-        places = np.flatnonzero(sequence.trained)
+        places = sequence.trained.nonzero()[0]
         if not len(places):
             continue
-        if places[0] == 0:
+        first, last = int(places[0]), int(places[-1])
+        if first == 0:
             raise BatchError("The first token of a sequence is marked as trained, but nothing predicts it.")
-        prompt = sequence.tokens[: places[0]].tobytes() if share_prompts else index.to_bytes(8, "little")
-        families.setdefault(prompt, []).append(index)
-    return [row for family in families.values() for row in _split(sequences, family)]
+        prompt = sequence.tokens[:first].tobytes() if share_prompts else index
+        families.setdefault(prompt, []).append(_Member(sequence.tokens, places, start, last))
+        start += len(places)
+    return [row for family in families.values() for row in _split(family)]
 
 
-def _split(sequences: Sequence[Sequence_], family: list[int]) -> Iterator[_Row]:
+def _split(family: list[_Member]) -> Iterator[_Row]:
     """Rows of at most SHARED_COLUMNS columns, one sequence at least."""
-    shared = int(np.flatnonzero(sequences[family[0]].trained)[0])
-    members: list[int] = []
-    length = trained = 0
-    for index in family:
-        more = _used(sequences[index]) - shared
+    shared = int(family[0].places[0])
+    members: list[_Member] = []
+    length, trained = shared, 0
+    for member in family:
+        more = member.end - shared
         if members and length + more > SHARED_COLUMNS:
-            yield _Row(tuple(members), shared, length, trained)
-            members = []
-        if not members:
-            length, trained = shared, 0
-        members.append(index)
+            yield _Row(members, shared, length, trained)
+            members, length, trained = [], shared, 0
+        members.append(member)
         length += more
-        trained += int(sequences[index].trained.sum())
-    yield _Row(tuple(members), shared, length, trained)
-
-
-def _used(sequence: Sequence_) -> int:
-    """Tokens that predict something: all before the last trained one."""
-    return int(np.flatnonzero(sequence.trained)[-1])
+        trained += len(member.places)
+    yield _Row(members, shared, length, trained)
 
 
 def _parts(rows: list[_Row], token_budget: int, logit_budget: int) -> Iterator[list[_Row]]:
@@ -163,47 +169,39 @@ def _parts(rows: list[_Row], token_budget: int, logit_budget: int) -> Iterator[l
         yield part
 
 
-def _collate(
-    sequences: Sequence[Sequence_], starts: NDArray[np.int64], rows: list[_Row], device: torch.device | str
-) -> MicroBatch:
-    width = rows[-1].length
-    tokens = np.zeros((len(rows), width), np.int64)
+def _collate(rows: list[_Row], device: torch.device | str) -> MicroBatch:
+    shape = (len(rows), rows[-1].length)
+    tokens = np.zeros(shape, np.int64)
     # Branch 0 is the shared prefix, 1.. the sequences after it, -1 padding.
-    branch = np.full((len(rows), width), -1, np.int64)
-    positions = np.tile(np.arange(width), (len(rows), 1))
-    chosen: list[NDArray[np.int64]] = []
+    branch = np.full(shape, -1, np.int64)
+    positions = np.tile(np.arange(shape[1]), (len(rows), 1))
+    columns, targets, places = [], [], []
     for number, row in enumerate(rows):
-        first = sequences[row.members[0]].tokens
-        tokens[number, : row.shared], branch[number, : row.shared] = first[: row.shared], 0
-        offset = row.shared
-        for order, index in enumerate(row.members, start=1):
-            end = _used(sequences[index])
-            span = slice(offset, offset + end - row.shared)
-            tokens[number, span] = sequences[index].tokens[row.shared : end]
-            branch[number, span] = order
-            positions[number, span] = np.arange(row.shared, end)
-            chosen.append(_chosen(sequences[index], number, row.shared, offset, int(starts[index])))
-            offset += end - row.shared
-    rows_N, columns_N, targets_N, places_N = torch.from_numpy(np.concatenate(chosen, 1)).to(device)
+        shared = row.shared
+        tokens[number, :shared], branch[number, :shared] = row.members[0].tokens[:shared], 0
+        offset = shared
+        for order, member in enumerate(row.members, start=1):
+            after = offset + member.end - shared
+            tokens[number, offset:after] = member.tokens[shared : member.end]
+            branch[number, offset:after] = order
+            positions[number, offset:after] -= offset - shared
+            predicting = member.places + (offset - shared - 1)
+            predicting[0] = shared - 1  # the first trained token is predicted by the end of the prefix
+            columns.append(predicting)
+            targets.append(member.tokens[member.places])
+            places.append(np.arange(member.start, member.start + len(member.places)))
+            offset = after
     plain = all(len(row.members) == 1 for row in rows)
+    row_numbers = np.repeat(np.arange(len(rows)), [row.trained for row in rows])
     return MicroBatch(
         torch.from_numpy(tokens).to(device),
-        rows_N,
-        columns_N,
-        targets_N,
-        places_N,
+        torch.from_numpy(row_numbers).to(device),
+        torch.from_numpy(np.concatenate(columns)).to(device),
+        torch.from_numpy(np.concatenate(targets)).to(device),
+        torch.from_numpy(np.concatenate(places)).to(device),
         None if plain else torch.from_numpy(positions).to(device),
         None if plain else _mask(torch.from_numpy(branch).to(device)),
     )
-
-
-def _chosen(sequence: Sequence_, row: int, shared: int, offset: int, start: int) -> NDArray[np.int64]:
-    """[4, n]: row, column that predicts, target and flat place of each trained token of one branch."""
-    places = np.flatnonzero(sequence.trained)
-    before = places - 1
-    columns = np.where(before < shared, before, before - shared + offset)
-    flat = np.arange(start, start + len(places))
-    return np.stack([np.full_like(places, row), columns, sequence.tokens[places], flat])
 
 
 def _mask(branch_BL: Tensor) -> Tensor:

@@ -133,17 +133,16 @@ class LlamaDecoder:
         return self._forward(tokens_B[:, None])
 
     def select(self, rows: Tensor) -> None:
-        self._keys = [keys[rows] for keys in self._keys]
-        self._values = [values[rows] for values in self._values]
+        # Only the columns in use are copied, with room for some more: most answers of a batch end together.
+        self._keys = [_roomier(keys[rows, :, : self._length], GROWTH) for keys in self._keys]
+        self._values = [_roomier(values[rows, :, : self._length], GROWTH) for values in self._values]
         self._pads_B = self._pads_B[rows]
 
     def _grow(self) -> None:
-        rows, groups, length, width = self._keys[0].shape
-        for tensors in (self._keys, self._values):
-            for i, old in enumerate(tensors):
-                # Half again at least, so that long answers do not copy the cache every GROWTH tokens.
-                tensors[i] = old.new_empty(rows, groups, length + max(GROWTH, length // 2), width)
-                tensors[i][:, :, :length] = old
+        # Half again at least, so that long answers do not copy the cache every GROWTH tokens.
+        room = max(GROWTH, self._length // 2)
+        self._keys = [_roomier(keys, room) for keys in self._keys]
+        self._values = [_roomier(values, room) for values in self._values]
 
     def _forward(self, tokens_BT: Tensor) -> Tensor:
         start, end = self._length, self._length + tokens_BT.shape[1]
@@ -200,6 +199,14 @@ class LlamaDecoder:
             enable_gqa=self._heads != self._groups,
         )
         return attended.transpose(1, 2).reshape(rows, length, -1)
+
+
+def _roomier(cache: Tensor, room: int) -> Tensor:
+    """A copy with `room` more columns, their content undefined."""
+    rows, groups, length, width = cache.shape
+    larger = cache.new_empty(rows, groups, length + room, width)
+    larger[:, :, :length] = cache
+    return larger
 
 
 def _rotate(x_BTHE: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from nous_node.protocol.sampling import keystream
 from numpy.typing import NDArray
+
+from nous_node.protocol.sampling import keystream
 
 from .decoder import Decoder, make_decoder
 from .errors import RequestError
@@ -91,10 +92,8 @@ class _Rows:
         self.limits = np.array([r.max_tokens for r in requests])
         width = int(self.limits.max())
         self.uniforms = np.zeros((len(requests), width))
-        for row, request in enumerate(requests):
-            self.uniforms[row, : request.max_tokens] = uniforms(
-                request.key, request.start, request.max_tokens
-            )
+        for row, r in enumerate(requests):
+            self.uniforms[row, : r.max_tokens] = uniforms(r.key, r.start, r.max_tokens)
         self.tokens = np.zeros((len(requests), width), np.int64)
         self.logprobs = np.zeros((len(requests), width), np.float32)
         self.lengths = np.zeros(len(requests), np.int64)
