@@ -215,7 +215,7 @@ class Invite(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_text(cls, text: str) -> Invite:
-        """Reads what a person pasted; RemoteError(INVITE) says what is wrong with it. [INV-1] [INV-2] [INV-3] [INV-4]"""
+        """Reads what a person pasted; RemoteError(INVITE) says what is wrong with it. [INV-1] [INV-4]"""
         text = "".join(text.split())  # chats and terminals break long lines
         if not text.startswith(INVITE_PREFIX):
             raise _bad_invite(f"an invite begins with {INVITE_PREFIX!r}")

@@ -23,7 +23,7 @@ _BLOCK = 64
 
 
 def keystream(key: bytes, start: int, count: int) -> bytes:
-    """Bytes 8*start .. 8*(start+count) of the keystream: the words of tokens start .. start+count-1. [SMP-1]"""
+    """Bytes 8*start .. 8*(start+count) of the keystream: one word a token. [SMP-1]"""
     if len(key) != KEY_BYTES:
         raise LocalError(f"A sampler key has {KEY_BYTES} bytes, not {len(key)}.")
     if not 0 <= start <= start + count <= MAX_TOKENS:
