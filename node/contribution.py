@@ -37,7 +37,7 @@ class Contribution:
         self._sent = self._given_up = self._accepted = self._credit = 0
         self._refused: Counter[str] = Counter()
         self._goals: list[tuple[int, trio.Event]] = []
-        self._idle = trio.Event()
+        self._change = trio.Event()
 
     def generates_with(self, head: Head) -> None:
         self._head = head
@@ -82,15 +82,19 @@ class Contribution:
     async def all_acknowledged(self) -> None:
         """Until every group sent has its receipt."""
         while self._outbox.waiting():
-            self._idle = trio.Event()
-            await self._idle.wait()
+            await self.changed()
+
+    async def changed(self) -> None:
+        """Until a receipt comes, or a group is given up."""
+        await self._change.wait()
 
     def _settle(self) -> None:
         acknowledged = self._accepted + self._refused.total()
         for groups, event in self._goals:
             if acknowledged >= groups:
                 event.set()
-        self._idle.set()
+        self._change.set()
+        self._change = trio.Event()
 
     def _rate(self) -> float:
         horizon = time.monotonic() - RATE_SECONDS

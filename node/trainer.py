@@ -46,8 +46,8 @@ from .runfolder import RunFolder
 from .store import Journal, StoredGroup
 from .training import Training
 
-INBOX = 256
-"""Accepted messages between the network and the journal."""
+INBOX = 32
+"""Accepted messages between the network and the journal: one transaction's worth."""
 
 BACKLOG_UPDATES = 2
 """Updates' worth of groups that may wait for the learner before the trainer stops reading and volunteers
@@ -62,8 +62,8 @@ VERIFY_BATCH = 64
 RECEIPT_BATCH = 1024
 """Receipts of one message: 100 KB."""
 
-RECEIPT_SECONDS = 0.5
-"""Between batches of receipts."""
+RECEIPT_SECONDS = 0.1
+"""Between batches of receipts: volunteers pace themselves by them."""
 
 STATUS_SECONDS = 1.0
 

@@ -9,16 +9,13 @@ in the outbox before it is published, and stays there until a receipt names it o
 
 from __future__ import annotations
 
-import random
-import shutil
 import time
 from importlib import metadata
-from pathlib import Path
 
 import trio
 
 from nous_node.protocol.envelope import Kind, seal
-from nous_node.protocol.errors import Code, LocalError, NousError
+from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import Verdict, judge_checkpoint, judge_receipts
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Receipts
@@ -33,24 +30,22 @@ from nous_node.protocol.streams import (
 )
 from nous_node.protocol.tasks import assign, task_seed
 
-from .blobs import BlobIndex, FetchError, fetch_checkpoint, verify_folder
 from .config import Settings
 from .contribution import Contribution
 from .engine import Engine, WorkerError
 from .events import Note, Report, Summary
-from .following import INBOX, Following, Head, ask_head, drain, now_ms
+from .following import INBOX, Following, Head, drain, now_ms
+from .holdings import Holdings
 from .home import Home
 from .joined import JoinedFolder, enter, refuse_too_large
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
+from .pacing import Pacing
 from .worker_messages import Group, Load, Loaded, Order
 
 HELLO_SECONDS = 10.0
 """Between greetings while no checkpoint counts for our key yet."""
-
-HEAD_SECONDS = 15.0
-"""Between questions for a newer head, in case gossip lost one or the network was cut."""
 
 RESEND_SECONDS = 10.0
 """A group without a receipt for this long is sent again."""
@@ -117,11 +112,12 @@ class _Volunteer:
         self.network, self.following, self.outbox, self.report = network, following, outbox, report
         self.manifest = following.manifest
         self.topic = following.topics.rollouts(shard_of(identity.key, self.manifest.shards))
-        self.index = BlobIndex()
-        self.fetched: Head | None = None
-        self.fetched_changed = trio.Event()
+        self.holdings = Holdings(network, following, folder, report)
         self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
+        self.pacing = Pacing(self.manifest.staleness)
+        self.versions: dict[bytes, int] = {}
+        """Envelope id -> version, of groups without a receipt."""
         self.ending = False
         self.unsent, self.to_send = trio.open_memory_channel[tuple[Head, Group]](UNSENT)
         self.engine = Engine(
@@ -137,7 +133,7 @@ class _Volunteer:
             HEAD_PROTOCOL, self.following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
         )
         self.network.serve(
-            BLOB_PROTOCOL, self.index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY
+            BLOB_PROTOCOL, self.holdings.index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -148,8 +144,8 @@ class _Volunteer:
                     nursery.start_soon(drain, self.network.subscribe(topic, judge, INBOX))
                 for loop in (
                     self._hello_loop,
-                    self._head_loop,
-                    self._fetch_loop,
+                    self.holdings.head_loop,
+                    self.holdings.fetch_loop,
                     self._publish_loop,
                     self._resend_loop,
                     self._status_loop,
@@ -192,63 +188,11 @@ class _Volunteer:
             mine = [item for item in judgement.body.items if item.peer == self.identity.key]
             for item in self.outbox.acknowledge(mine, data):
                 self.contribution.note(item)
+                lag = self.following.version - self.versions.pop(item.rollout, self.following.version)
+                self.pacing.receipt(lag, item.code == Code.STALE)
                 if item.code == Code.KEY_TOO_NEW:
                     self.contribution.known_from = max(self.contribution.known_from, self.following.version)
         return judgement.verdict
-
-    async def _head_loop(self) -> None:
-        """Asks one peer after the other, in case gossip lost a head or the network was cut."""
-        while True:
-            await trio.sleep(HEAD_SECONDS)
-            for peer in self.network.peers():
-                try:
-                    reply = await ask_head(self.network, peer.peer_id, self.following.run)
-                    if reply.checkpoint is not None:
-                        self.following.offer(reply.checkpoint)
-                except NousError:
-                    continue  # another peer is asked; a lost connection is dialled again elsewhere
-
-    async def _fetch_loop(self) -> None:
-        """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped."""
-        version = -1
-        while True:
-            head = await self.following.newer_than(version)
-            try:
-                await self._fetch(head)
-            except FetchError as error:
-                self.report(Note(str(error), "warning"))
-                await trio.sleep(1.0)
-                continue
-            version = head.version
-            self.fetched = head
-            self.fetched_changed.set()
-            self.fetched_changed = trio.Event()
-
-    async def _fetch(self, head: Head) -> None:
-        folder = self.folder.checkpoint(head.hash)
-        if folder.is_dir():
-            try:
-                await trio.to_thread.run_sync(verify_folder, folder, head.manifest.files)
-                self.index.add(folder, head.manifest.files)
-                return
-            except NousError:
-                self.report(
-                    Note("A stored checkpoint is damaged; what is broken is fetched again.", "warning")
-                )
-                await trio.to_thread.run_sync(_move_aside, folder)
-        peers = [peer.peer_id for peer in self.network.peers()]
-        await fetch_checkpoint(self.network, peers, head.manifest, folder, self.index, random.Random())
-        self._drop_old(head)
-
-    def _drop_old(self, newest: Head) -> None:
-        """Keeps the newest and the one that the worker generates with."""
-        keep = {self.folder.checkpoint(newest.hash)}
-        if self.fetched is not None:
-            keep.add(self.folder.checkpoint(self.fetched.hash))
-        for folder in self.folder.checkpoints.iterdir():
-            if folder not in keep and not folder.name.endswith(".part"):
-                self.index.drop(folder)
-                shutil.rmtree(folder, ignore_errors=True)
 
     # --- what goes out ---------------------------------------------------------------------------
 
@@ -282,7 +226,7 @@ class _Volunteer:
                     await self._load(head)
                     loaded = head
                     self.contribution.generates_with(head)
-                batch = await self._batch(head, batch)
+                batch = await self._batch(head, await self._room(batch))
                 failures = 0
             except WorkerError as error:
                 loaded, failures = None, failures + 1
@@ -296,17 +240,26 @@ class _Volunteer:
     async def _usable_head(self) -> Head:
         """The newest checkpoint on disk that counts for our key."""
         while True:
-            head = self.fetched
+            head = self.holdings.newest
             if head is not None and head.version > self.contribution.known_from >= 0:
                 return head
             self.contribution.doing = "fetching a checkpoint" if head is None else "waiting for a version"
             with trio.move_on_after(STATUS_SECONDS):
-                await self.fetched_changed.wait()
+                await self.holdings.changed()
+
+    async def _room(self, batch: int) -> int:
+        """How many of `batch` groups may be made now; waits until receipts leave room for some."""
+        while True:
+            size = self.pacing.batch(batch, self.outbox.waiting())
+            if size:
+                return size
+            self.contribution.doing = "waiting for receipts"
+            await self.contribution.changed()
 
     async def _load(self, head: Head) -> Loaded:
         return await self.engine.load(
             Load(
-                folder=str(self.folder.checkpoint(head.hash)),
+                folder=str(self.holdings.folder(head)),
                 checkpoint=head.hash,
                 device=self.settings.device,
                 threads=self.settings.threads,
@@ -348,7 +301,8 @@ class _Volunteer:
     async def _publish_loop(self) -> None:
         async for head, group in self.to_send:
             data = self._sealed(Kind.ROLLOUT, group.body)
-            self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
+            rollout = self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
+            self.versions[rollout] = head.version
             self.contribution.sent(group)
             await self._publish(data)
 
@@ -363,6 +317,9 @@ class _Volunteer:
             await trio.sleep(RESEND_SECONDS / 2)
             horizon = self.following.version - self.manifest.staleness
             self.contribution.give_up(self.outbox.drop_stale(now_ms(), horizon))
+            self.versions = {
+                rollout: version for rollout, version in self.versions.items() if version >= horizon
+            }
             for data in self.outbox.due(now_ms(), int(RESEND_SECONDS * 1000)):
                 await self._publish(data)
 
@@ -381,9 +338,3 @@ class _Volunteer:
         while True:
             self.report(self.contribution.status(len(self.network.peers())))
             await trio.sleep(STATUS_SECONDS)
-
-
-def _move_aside(folder: Path) -> None:
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    folder.rename(part)

@@ -1,0 +1,98 @@
+"""The checkpoints that a volunteer or relay holds: the newest is fetched, served to others, and old ones go."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import trio
+
+from nous_node.protocol.errors import NousError
+
+from .blobs import BlobIndex, FetchError, fetch_checkpoint, verify_folder
+from .events import Note, Report
+from .following import Following, Head, ask_head
+from .joined import JoinedFolder
+from .network import Network
+
+HEAD_SECONDS = 15.0
+"""Between questions for a newer head, in case gossip lost one or the network was cut."""
+
+RETRY_SECONDS = 1.0
+
+
+class Holdings:
+    """`newest` is complete on disk; `changed()` waits for another one."""
+
+    def __init__(self, network: Network, following: Following, folder: JoinedFolder, report: Report) -> None:
+        self.index = BlobIndex()
+        self.newest: Head | None = None
+        self._network, self._following, self._folder, self._report = network, following, folder, report
+        self._before: Head | None = None
+        self._changed = trio.Event()
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def folder(self, head: Head) -> Path:
+        return self._folder.checkpoint(head.hash)
+
+    async def head_loop(self) -> None:
+        """Asks one peer after the other for a newer head."""
+        while True:
+            await trio.sleep(HEAD_SECONDS)
+            for peer in self._network.peers():
+                try:
+                    reply = await ask_head(self._network, peer.peer_id, self._following.run)
+                    if reply.checkpoint is not None:
+                        self._following.offer(reply.checkpoint)
+                except NousError:
+                    continue  # another peer is asked; a lost connection is dialled again elsewhere
+
+    async def fetch_loop(self) -> None:
+        """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped."""
+        version = -1
+        while True:
+            head = await self._following.newer_than(version)
+            try:
+                await self._fetch(head)
+            except FetchError as error:
+                self._report(Note(str(error), "warning"))
+                await trio.sleep(RETRY_SECONDS)
+                continue
+            version = head.version
+            self._before, self.newest = self.newest, head
+            self._drop_old()
+            self._changed.set()
+            self._changed = trio.Event()
+
+    async def _fetch(self, head: Head) -> None:
+        folder, files = self.folder(head), head.manifest.files
+        if folder.is_dir():
+            try:
+                await trio.to_thread.run_sync(verify_folder, folder, files)
+                self.index.add(folder, files)
+                return
+            except NousError:
+                self._report(
+                    Note("A stored checkpoint is damaged; what is broken is fetched again.", "warning")
+                )
+                await trio.to_thread.run_sync(_set_aside, folder)
+        peers = [peer.peer_id for peer in self._network.peers()]
+        await fetch_checkpoint(self._network, peers, head.manifest, folder, self.index, random.Random())
+
+    def _drop_old(self) -> None:
+        """Keeps the newest, and the one before: it may be in use, here or by who still fetches it."""
+        keep = {self.folder(head) for head in (self.newest, self._before) if head is not None}
+        for folder in self._folder.checkpoints.iterdir():
+            if folder not in keep:
+                self.index.drop(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _set_aside(folder: Path) -> None:
+    """Makes a damaged checkpoint the beginning of its own download: what is whole in it stays."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    folder.rename(part)

@@ -1,0 +1,49 @@
+"""How many groups a volunteer may have without a receipt, so that they are fresh when they are learnt from.
+
+Everything between a volunteer and the learner is a queue: sockets, the trainer's inbox, its journal. Like a
+congestion window, this one grows while receipts come for groups of recent versions, and shrinks when they
+come late; a trainer that is slower than its volunteers then has idle volunteers rather than stale rollouts.
+The signal is age, as in delay-based congestion control (Brakmo and Peterson, TCP Vegas, 1995).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FIRST = 32.0
+"""Groups at the start: a batch in work and one on its way."""
+LOWEST = 4.0
+HIGHEST = 4096.0
+GROWTH = 0.1
+"""Groups more for a receipt that came early, so that the window doubles in ten windows."""
+DECAY = 0.2
+"""Groups fewer for one that came late: down is twice as fast as up."""
+STALE_DECAY = 1.0
+"""Groups fewer for one that came too late to be used."""
+
+
+@dataclass(slots=True)
+class Pacing:
+    """The window of one volunteer. `staleness`: versions that the run allows a rollout to be behind."""
+
+    staleness: int
+    window: float = FIRST
+
+    def receipt(self, lag: int, stale: bool) -> None:
+        """A receipt for a group that is `lag` versions behind the newest one by now."""
+        if stale:
+            change = -STALE_DECAY
+        elif lag > self.staleness / 2:
+            change = -DECAY
+        else:
+            change = GROWTH
+        self.window = min(HIGHEST, max(LOWEST, self.window + change))
+
+    def batch(self, wanted: int, waiting: int) -> int:
+        """How many of `wanted` groups may be begun while `waiting` have no receipt; 0 is to wait for one.
+
+        At least half of what is wanted, or half of the window: smaller batches cost the engine more than
+        they bring.
+        """
+        room = int(self.window) - waiting
+        return min(wanted, room) if 2 * room >= min(wanted, int(self.window)) and room > 0 else 0
