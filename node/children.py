@@ -86,17 +86,19 @@ class Child:
 class Family:
     """All children of one demo, and the events that they report."""
 
+    program: Sequence[str] = (sys.executable, "-P", "-m", "nous_node.node.cli")
+    """What a child runs, before its arguments: `nous-node` under this interpreter."""
     events: queue.Queue[tuple[str, Event]] = field(default_factory=queue.Queue)
     children: list[Child] = field(default_factory=list)
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
-        """Starts `nous-node ARGUMENTS` under this interpreter, one torch thread, offline."""
+        """Starts the program with these arguments: one torch thread, offline."""
         if not self.children:
             atexit.register(self.kill)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "nous_node.node.cli", *arguments],
+                [*self.program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -126,7 +126,7 @@ def init(
     home: HomeFlag = None,
 ) -> None:
     """Make a run: its signed manifest and its base checkpoint."""
-    from .cli_commands import make_run
+    from .cli_init import make_run
 
     flags = {
         "model": None if model is None else str(model),
@@ -209,7 +209,7 @@ def join(
         "nice": nice,
         "upload": upload,
         "disk": disk,
-        "environments": env,
+        "env": env,
         "listen": listen,
     }
     join_run(invite, config, flags, home, json=json, rollouts=rollouts, minutes=minutes)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
+from random import Random
 
 import msgspec
 
-from nous_node.protocol.errors import LocalError
+from nous_node.protocol.constants import MAX_ADDRESSES
+from nous_node.protocol.errors import LocalError, RemoteError
+from nous_node.protocol.runs import Invite
 
-from .create import create_run
+from .config import Flags, Settings, load_settings
 from .home import Home, default_home
-from .plan import RunPlan, read_plan, with_environments
+
+DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/4001"
+"""libp2p's usual port."""
+DISCOVERY_SECONDS = 3.0
+"""Longer than any answer by mDNS takes; it ends soon after the first."""
 
 
 def home_path(home: Path | None) -> Path:
@@ -21,25 +26,112 @@ def home_path(home: Path | None) -> Path:
     return home.expanduser() if home is not None else default_home(os.environ)
 
 
-def make_run(
-    name: str, config: Path | None, flags: Mapping[str, object], env: list[str], home: Path | None
-) -> str:
-    """`nous-node init`: the sentence to print."""
-    plan = with_environments(over(read_plan(config), flags), env)
+def train_run(
+    name: str, config: Path | None, flags: Flags, home: Path | None, *, json: bool, seed: int | None
+) -> None:
+    """`nous-node train`: until Ctrl-C."""
+    from .cli_roles import run_role
+    from .runfolder import RunFolder
+    from .trainer import trainer
+    from .views import open_view
+
     opened = Home.open(home_path(home))
-    run = create_run(opened.runs / name, name, opened.identity(), plan, time.time_ns() // 1_000_000)
-    manifest = run.manifest
-    environments = ", ".join(entry.id for entry in manifest.environments)
-    return (
-        f"Made the run {name} ({run.run.hex()[:16]}) in {run.path}: "
-        f"{manifest.model.parameters:,} parameters, {environments}.\nTrain it with: nous-node train {name}"
-    )
+    settings = reachable(load_settings(opened, config, os.environ, flags))
+    folder = RunFolder.open(opened.runs / name)
+    entropy = os.urandom if seed is None else Random(seed).randbytes  # a seed is for the demo only
+    with opened.lock():
+        run_role(
+            lambda report, stop: trainer(settings, opened, folder, report, stop, entropy=entropy),
+            open_view(json=json),
+        )
 
 
-def over(plan: RunPlan, flags: Mapping[str, object]) -> RunPlan:
-    """The plan with the flags that were given over it, checked like the file. Raises LocalError."""
-    given = {name: value for name, value in flags.items() if value is not None}
+def join_run(
+    invite: str | None,
+    config: Path | None,
+    flags: Flags,
+    home: Path | None,
+    *,
+    json: bool,
+    rollouts: int | None,
+    minutes: float | None,
+) -> None:
+    """`nous-node join`: until Ctrl-C, or as many rollout groups or minutes as were asked for."""
+    opened = Home.open(home_path(home))
+    settings = load_settings(opened, config, os.environ, flags)
+    chosen = choose_run(opened, invite)
+    from .cli_roles import run_role
+    from .views import open_view
+    from .volunteer import volunteer
+
+    with opened.lock():
+        opened.remember_run(chosen.to_text())
+        run_role(
+            lambda report, stop: volunteer(
+                settings, opened, chosen, report, stop, rollouts=rollouts, minutes=minutes
+            ),
+            open_view(json=json),
+        )
+
+
+def relay_run(invite: str, config: Path | None, flags: Flags, home: Path | None, *, json: bool) -> None:
+    """`nous-node relay`: until Ctrl-C."""
+    chosen = Invite.from_text(invite)
+    opened = Home.open(home_path(home))
+    settings = reachable(load_settings(opened, config, os.environ, flags))
+    from .cli_roles import run_role
+    from .relay import relay
+    from .views import open_view
+
+    with opened.lock():
+        run_role(lambda report, stop: relay(settings, opened, chosen, report, stop), open_view(json=json))
+
+
+def reachable(settings: Settings) -> Settings:
+    """Trainers and relays listen on a fixed port unless told otherwise: an invite outlives a restart."""
+    if settings.listen != Settings.__struct_defaults__[-1]:
+        return settings
+    return msgspec.structs.replace(settings, listen=(DEFAULT_LISTEN,))
+
+
+def found_nearby() -> Invite | None:
+    """The run on the local network, with all addresses it was found at; None where nobody answers.
+
+    Raises LocalError where there are several: which one to help is for a person to say.
+    """
+    import trio
+
+    from .discovery import discover
+    from .network_errors import DiscoveryError
+
+    addresses: dict[bytes, list[str]] = {}
     try:
-        return msgspec.convert({**msgspec.to_builtins(plan), **given}, RunPlan)
-    except msgspec.ValidationError as error:
-        raise LocalError(f"These flags make no run: {error}. See `nous-node init --help`.") from error
+        for found in trio.run(discover, DISCOVERY_SECONDS):
+            addresses.setdefault(found.run_id, []).extend(found.addresses)
+    except DiscoveryError:  # no usable interface is no reason not to say how to get an invite
+        return None
+    if len(addresses) > 1:
+        runs = ", ".join(sorted(run.hex()[:16] for run in addresses))
+        raise LocalError(f"Several runs answer on the local network ({runs}); join one by its invite.")
+    for run, places in addresses.items():
+        invite = Invite(run, list(dict.fromkeys(places))[:MAX_ADDRESSES])
+        with suppress(RemoteError):  # anybody may answer, also with what is no address
+            return Invite.from_text(invite.to_text())
+    return None
+
+
+def choose_run(home: Home, invite: str | None) -> Invite:
+    """The invite given, else that of the last run, else of a run on the local network.
+
+    Raises LocalError with how to get an invite where there is none of them.
+    """
+    text = invite or home.last_run()
+    if text is not None:
+        return Invite.from_text(text)
+    nearby = found_nearby()
+    if nearby is None:
+        raise LocalError(
+            "There is no run to join: none was joined from this home before, and none answers on the local "
+            "network. Ask for the invite that the trainer prints, then run `nous-node join INVITE`."
+        )
+    return nearby

@@ -27,6 +27,8 @@ ConfigFlag = Annotated[
     typer.Option(
         "--config",
         metavar="FILE.toml",
+        exists=True,
+        dir_okay=False,
         rich_help_panel=OUTPUT,
         help="Settings of this node; environment variables go over them, flags over both.",
     ),

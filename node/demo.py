@@ -103,10 +103,10 @@ class Tally:
         return target is not None and bool(greedy) and greedy[-1] >= target
 
 
-def run_demo(options: DemoOptions) -> int:
+def run_demo(options: DemoOptions, family: Family | None = None) -> int:
     """Runs it and prints the outcome; the exit code. Raises LocalError where it cannot even begin."""
     home = options.home or Path(tempfile.mkdtemp(prefix="nous-demo-"))
-    family = Family()
+    family = family or Family()
     try:
         report = _Demo(options, home, family).run()
     except DemoFailed as error:
@@ -139,6 +139,8 @@ def make_demo_run(home: Path, seed: int) -> RunFolder:
 
 def last_checkpoint(run: RunFolder) -> Path:
     """The folder of the last published version; versions may share one."""
+    if not run.journal.is_file():
+        return run.checkpoint(0)
     with Journal.read(run.journal) as journal:
         stored = journal.last_checkpoint()
     return run.checkpoint(0) if stored is None else run.path / stored.folder

@@ -135,7 +135,7 @@ def make_report(
         sampled_before=before.sampled,
         sampled_after=after.sampled,
         seconds=round(seconds, 1),
-        checkpoints=len({report.version for report in versions}),
+        checkpoints=1 + max(trainer.version, newest.version if newest else 0),
         groups_accepted=trainer.accepted,
         groups_refused=dict(trainer.refused),
         bytes_per_trained_token=round(trainer.wire_bytes / max(1, trainer.tokens_verified), 2),

@@ -22,7 +22,7 @@ from nous_node.node.status import (
     print_status,
     statuses,
 )
-from nous_node.node.store import Journal
+from nous_node.node.store import Journal, StoredCheckpoint
 from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.errors import Code
 from nous_node.protocol.identity import Identity
@@ -101,15 +101,7 @@ def test_run_without_a_group_yet_is_told(tmp_path: Path, template: RunFolder) ->
 def test_trained_run_tells_its_last_checkpoint(template: RunFolder) -> None:
     with Journal.open(template.journal) as journal:
         for version, figures in ((0, {"greedy": 0.4}), (1, {})):
-            journal.publish(
-                version=version,
-                digest=bytes([version]) * 32,
-                envelope=b"",
-                folder="x",
-                used=[],
-                now=NOW,
-                figures=figures,
-            )
+            journal.publish(StoredCheckpoint(version, bytes([version]) * 32, b"", "x", NOW, {}, figures), [])
     (status,) = statuses(template.path.parent.parent)
     assert isinstance(status, TrainedStatus)
     assert (status.version, status.checkpoint, status.greedy) == (1, "01" * 32, 0.4)

@@ -1,0 +1,323 @@
+"""The command line: what it imports, what it says to bad input, and the code it ends with."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nous_node.node.cli import app, main
+from nous_node.node.cli_commands import choose_run
+from nous_node.node.cli_exit import Exit, verdict, write_crash
+from nous_node.node.discovery import Found
+from nous_node.node.home import DiskFullError, Home
+from nous_node.node.network_errors import ListenError, UnreachableError
+from nous_node.protocol.errors import Code, LocalError, RemoteError
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.runs import Invite
+from nous_node.trainer.errors import CheckpointError, ModelError
+
+COMMANDS = ["init", "train", "join", "relay", "demo", "status", "doctor", "identity"]
+
+
+def run(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of the command, run in this process."""
+    monkeypatch.setattr(sys, "argv", ["nous-node", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    code = ended.value.code
+    return code if isinstance(code, int) else 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import sys\nfrom nous_node.node.cli import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'libp2p', 'trio', 'numpy', 'cryptography', 'msgspec', 'asyncio'}\n"
+        "found = heavy & set(sys.modules)\nassert not found, found\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+def test_every_command_documents_the_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for arguments in (["--help"], *([name, "--help"] for name in COMMANDS[:-1])):
+        assert run(arguments, monkeypatch) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        for code in Exit:
+            assert f" {code.value} " in text
+
+
+def test_join_help_says_what_is_shared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["join", "--help"], monkeypatch) == 0
+    text = capsys.readouterr().out
+    for shared in ("address", "public key", "rollouts", "--memory", "--upload", "--minutes"):
+        assert shared in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["init"],
+        ["init", "a", "--group", "many"],
+        ["join", "--threads", "0"],
+        ["join", "--nice", "20"],
+        ["join", "--minutes", "0"],
+        ["demo", "--volunteers", "0"],
+        ["--nonsense"],
+    ],
+)
+def test_wrong_flags_are_input_errors(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(arguments, monkeypatch) == Exit.INPUT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["init", "../a"], "cannot be called"),
+        (["init", "a", "--env", "chess"], "Installed: sort-digits"),
+        (["init", "a", "--env", "sort-digits=0"], "whole number"),
+        (["init", "a", "--group", "1"], "See `nous-node init --help`"),
+        (["init", "a", "--model", "/nowhere"], "no model folder"),
+        (["init", "a", "--config", "/"], "cannot be read"),
+        (["join", "nous1", "--upload", "fast"], "a rate such as"),
+        (["join", "--config", "/nowhere.toml"], "does not exist"),
+        (["train", "missing"], "no run in"),
+        (["join", "nous1garbage"], "no valid invite"),
+        (["join", "hello"], "begins with 'nous1'"),
+        (["relay", "hello"], "no valid invite"),
+        (["join"], "trainer prints, then run `nous-node join INVITE`"),
+    ],
+)
+def test_bad_input_is_one_sentence_with_the_next_step(
+    arguments: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("nous_node.node.cli_commands.found_nearby", lambda: None)
+    assert run([*arguments, "--home", str(tmp_path / "home")], monkeypatch) == Exit.INPUT
+    told = capsys.readouterr()
+    assert sentence in told.err
+    assert "Traceback" not in told.err
+
+
+def nearby(monkeypatch: pytest.MonkeyPatch, *found: Found) -> None:
+    async def discover(deadline: float) -> list[Found]:
+        return list(found)
+
+    monkeypatch.setattr("nous_node.node.discovery.discover", discover)
+
+
+def test_join_takes_the_invite_then_the_last_run_then_one_nearby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home.open(tmp_path)
+    peer = Identity.from_seed(bytes(32)).peer_id
+    a, b, c = (f"/ip4/192.0.2.{number}/tcp/4001/p2p/{peer}" for number in (1, 2, 3))
+    given, last = Invite(b"g" * 32, [a]), Invite(b"l" * 32, [b])
+    nearby(monkeypatch, Found(b"n" * 32, (a, b)), Found(b"n" * 32, (b, c)))
+    assert choose_run(home, None) == Invite(b"n" * 32, [a, b, c])
+    home.remember_run(last.to_text())
+    assert choose_run(home, None) == last
+    assert choose_run(home, given.to_text()) == given
+
+
+def test_several_runs_nearby_are_for_a_person_to_choose_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nearby(monkeypatch, Found(b"a" * 32, ("/a",)), Found(b"b" * 32, ("/b",)))
+    with pytest.raises(LocalError, match="Several runs answer"):
+        choose_run(Home.open(tmp_path), None)
+
+
+def test_nonsense_nearby_is_as_good_as_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nearby(monkeypatch, Found(b"n" * 32, ("/no address\x1b",)))
+    with pytest.raises(LocalError, match="no run to join"):
+        choose_run(Home.open(tmp_path), None)
+
+
+def test_init_makes_a_run_and_says_how_to_train_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = str(tmp_path / "home")
+    arguments = ["init", "first", "--home", home, "--group", "4", "--env", "sort-digits=3"]
+    assert run(arguments, monkeypatch) == Exit.OK
+    assert "nous-node train first" in capsys.readouterr().out
+    assert run(arguments, monkeypatch) == Exit.INPUT
+    assert "already holds a run" in capsys.readouterr().err
+
+
+def test_identity_is_exported_privately_and_imported_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, file = str(tmp_path / "a"), str(tmp_path / "b"), tmp_path / "key.pem"
+    assert run(["identity", "show", "--home", first, "--json"], monkeypatch) == Exit.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert run(["identity", "export", str(file), "--home", first], monkeypatch) == Exit.OK
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert "signs its rollouts" in capsys.readouterr().out
+    assert run(["identity", "import", str(file), "--home", second], monkeypatch) == Exit.OK
+    assert Home.open(tmp_path / "b").identity().key.hex() == shown["key"]
+
+
+def test_identity_is_never_replaced_without_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, file = Home.open(tmp_path / "home"), tmp_path / "key.pem"
+    before = home.identity()
+    file.write_bytes(Identity.from_seed(bytes(32)).pem())
+    arguments = ["identity", "import", str(file), "--home", str(home.path)]
+    assert run(arguments, monkeypatch) == Exit.INPUT
+    assert "add --force" in capsys.readouterr().err
+    assert home.identity().key == before.key
+    assert run(["identity", "export", str(file), "--home", str(home.path)], monkeypatch) == Exit.INPUT
+    assert Identity.from_pem(file.read_bytes()).key == Identity.from_seed(bytes(32)).key
+    assert run([*arguments, "--force"], monkeypatch) == Exit.OK
+    assert home.identity().key == Identity.from_seed(bytes(32)).key
+
+
+@pytest.mark.parametrize("content", [b"", b"no key", b"x" * 10_000])
+def test_file_that_is_no_key_is_refused(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key.pem").write_bytes(content)
+    arguments = ["identity", "import", str(tmp_path / "key.pem"), "--home", str(tmp_path / "home")]
+    assert run(arguments, monkeypatch) == Exit.INPUT
+    assert not (tmp_path / "home" / "identity.pem").exists()
+
+
+def test_home_that_is_in_use_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home.open(tmp_path / "home")
+    assert run(["init", "a", "--home", str(home.path)], monkeypatch) == Exit.OK
+    with home.lock():
+        assert run(["train", "a", "--home", str(home.path)], monkeypatch) == Exit.STORAGE
+    assert "Stop that node first" in capsys.readouterr().err
+
+
+def test_home_that_cannot_be_made_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["identity", "show", "--home", str(tmp_path / "file" / "home")], monkeypatch) == Exit.STORAGE
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LocalError("x"), Exit.INPUT),
+        (ModelError("x"), Exit.INPUT),
+        (RemoteError(Code.INVITE, "x"), Exit.INPUT),
+        (RemoteError(Code.UNSUPPORTED_VERSION, "x"), Exit.NETWORK),
+        (ListenError("/ip4/127.0.0.1/tcp/1", "x"), Exit.NETWORK),
+        (UnreachableError("/ip4/127.0.0.1/tcp/1", "x"), Exit.NETWORK),
+        (OSError(errno.EADDRINUSE, "x"), Exit.NETWORK),
+        (DiskFullError("x"), Exit.STORAGE),
+        (CheckpointError("x"), Exit.STORAGE),
+        (OSError(errno.ENOSPC, "x", "file"), Exit.STORAGE),
+        (sqlite3.DatabaseError("x"), Exit.STORAGE),
+        (ValueError("x"), Exit.INTERNAL),
+        (ExceptionGroup("g", [ExceptionGroup("h", [DiskFullError("x")])]), Exit.STORAGE),
+        (ExceptionGroup("g", [LocalError("x"), ZeroDivisionError("y")]), Exit.INTERNAL),
+        (BaseExceptionGroup("g", [KeyboardInterrupt()]), Exit.INTERRUPTED),
+    ],
+)
+def test_each_error_has_its_exit_code(error: BaseException, code: Exit) -> None:
+    assert verdict(error)[0] is code
+    assert verdict(error)[1]
+
+
+def test_unexpected_error_is_one_sentence_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> str:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("nous_node.node.cli_init.make_run", broken)
+    monkeypatch.setenv("NOUS_NODE_HOME", str(tmp_path))
+    assert run(["init", "a"], monkeypatch) == Exit.INTERNAL
+    told = capsys.readouterr().err
+    (file,) = (tmp_path / "crashes").iterdir()
+    assert str(file) in told
+    assert "Traceback" not in told
+    assert "of all things" in file.read_text()
+
+
+def test_crash_without_a_place_to_write_is_told_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert write_crash(tmp_path / "file", ValueError("x")) is None
+
+
+ROLE = """
+import sys, trio
+from nous_node.node.cli_roles import run_role
+from nous_node.node.events import Note, Summary, VolunteerStatus
+from nous_node.node.views import open_view
+
+async def role(report, stop):
+    report(Note("ready"))
+    await stop.wait()
+    report(Note("stopping"))
+    if "hang" in sys.argv:
+        await trio.sleep_forever()
+    return Summary("contributed 3 groups", VolunteerStatus())
+
+run_role(role, open_view(json=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_finishes_cleanly_and_says_what_was_contributed(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-P", "-c", ROLE], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        process.send_signal(number)
+        assert "contributed 3 groups" in process.stdout.read()
+    assert process.returncode == Exit.OK
+
+
+def test_second_ctrl_c_leaves_at_once() -> None:
+    command = [sys.executable, "-P", "-c", ROLE, "hang"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        while "stopping" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode == Exit.INTERRUPTED
+
+
+def test_reader_that_goes_away_ends_the_node() -> None:
+    reading, writing = os.pipe()
+    with subprocess.Popen([sys.executable, "-P", "-c", ROLE], stdout=writing) as process:
+        os.close(writing)
+        assert b"ready" in os.read(reading, 4096)
+        os.close(reading)
+        process.send_signal(signal.SIGTERM)  # its next word finds nobody
+    assert process.returncode == Exit.OK
+
+
+def test_app_is_what_the_console_script_runs() -> None:
+    assert app.info.name == "nous-node"
