@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import settings
 
 from nous_node.protocol.checkpoints import CheckpointManifest, file_entry, files_hash
 from nous_node.protocol.envelope import Envelope, Kind, seal, unseal
@@ -30,6 +31,10 @@ from nous_node.protocol.runs import (
     Thresholds,
     run_id,
 )
+
+# The same examples in every run, whatever the load of the machine.
+settings.register_profile("deterministic", derandomize=True, database=None, deadline=None)
+settings.load_profile("deterministic")
 
 NOW = 1_800_000_000_000
 STOP = 258
