@@ -1,4 +1,4 @@
-"""Writes specs/cddl/*.cddl: the `cddl` blocks of each chapter, one file a chapter."""
+"""The CDDL files: the `cddl` blocks of each chapter, one file a chapter. `make_vectors.py` writes them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ FOLDER = Path(__file__).parent
 BLOCK = re.compile(r"^```cddl\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def main() -> None:
+def texts() -> dict[Path, str]:
+    """What every file should hold."""
+    made = {}
     for chapter in sorted(FOLDER.glob("[0-9][0-9]-*.md")):
         blocks = BLOCK.findall(chapter.read_text())
         if blocks:
-            text = f"; {chapter.name}\n\n" + "\n".join(blocks)
-            (FOLDER / "cddl" / f"{chapter.stem}.cddl").write_text(text)
-
-
-if __name__ == "__main__":
-    main()
+            made[FOLDER / "cddl" / f"{chapter.stem}.cddl"] = f"; {chapter.name}\n\n" + "\n".join(blocks)
+    return made

@@ -1,4 +1,4 @@
-"""Writes specs/vectors/*.json and their schemas; `--check` compares instead, and fails where they differ.
+"""Writes specs/vectors/*.json, their schemas and specs/cddl; `--check` compares instead, and fails where they differ.
 
 PYTHONPATH=tests/links .venv/bin/python specs/make_vectors.py [--check]
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import make_cddl
 import vectors_encoding
 import vectors_envelopes
 import vectors_gossip
@@ -64,7 +65,7 @@ def texts() -> dict[Path, str]:
     made = {FOLDER / f"{name}.json": rendered(name) for name in FILES}
     for name, (comment, _) in FILES.items():
         made[FOLDER / "schema" / f"{name}.json"] = vectors_schema.rendered(name, comment)
-    return made
+    return made | make_cddl.texts()
 
 
 def main(check: bool) -> int:
@@ -85,7 +86,9 @@ def main(check: bool) -> int:
     for path in extra:
         print(f"{path}: no generator makes this file; delete it")
     if check and (stale or extra):
-        print("The vectors are not what the package makes: run `make vectors` and look at what changed.")
+        print(
+            "These files are not what the package and the chapters make: run `make vectors` and look at what changed."
+        )
         return 1
     return 0
 

@@ -151,7 +151,7 @@ def test_cddl_files_are_cut_from_the_chapters() -> None:
         blocks = BLOCK.findall(TEXTS[path.name])
         if blocks:
             made[path.stem] = f"; {path.name}\n\n" + "\n".join(blocks)
-    assert made == CDDL, "run `python specs/make_cddl.py`"
+    assert made == CDDL, "run `make vectors`"
 
 
 def cbor(value: Any) -> bytes:
