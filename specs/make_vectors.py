@@ -1,4 +1,4 @@
-"""Writes specs/vectors/*.json, their schemas and specs/cddl; `--check` compares instead, and fails where they differ.
+"""Writes specs/vectors/*.json, schemas and specs/cddl; `--check` compares, and fails where they differ.
 
 PYTHONPATH=tests/links .venv/bin/python specs/make_vectors.py [--check]
 """
@@ -87,7 +87,7 @@ def main(check: bool) -> int:
         print(f"{path}: no generator makes this file; delete it")
     if check and (stale or extra):
         print(
-            "These files are not what the package and the chapters make: run `make vectors` and look at what changed."
+            "These files are out of date: run `make vectors` and look at what changed."
         )
         return 1
     return 0
