@@ -86,9 +86,7 @@ def main(check: bool) -> int:
     for path in extra:
         print(f"{path}: no generator makes this file; delete it")
     if check and (stale or extra):
-        print(
-            "These files are out of date: run `make vectors` and look at what changed."
-        )
+        print("These files are out of date: run `make vectors` and look at what changed.")
         return 1
     return 0
 
