@@ -45,9 +45,9 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.exceptions import MuxerUpgradeFailure
-from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 
+from .listener import ExclusiveTCP
 from .muxer import Muxer
 from .network_stats import NetworkStats
 from .upload_limit import UploadLimit
@@ -193,7 +193,7 @@ class HardenedSwarm(Swarm):  # type: ignore[misc]
             peer_id,
             peerstore,
             NoiseYamuxUpgrader(key_pair, stats, upload),
-            transports=[TCP()],
+            transports=[ExclusiveTCP()],
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(
                 max_connections=max_connections + MAX_HANDSHAKES,  # ours below counts first

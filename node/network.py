@@ -14,7 +14,6 @@ Noise and Yamux over TCP, GossipSub with StrictSign. What py-libp2p 0.8.1 gets w
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,12 +27,15 @@ from libp2p.tools.anyio_service import background_trio_service
 from libp2p.utils.address_validation import expand_wildcard_address
 from multiaddr import Multiaddr
 
+from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.gossip import Verdict
+from nous_node.protocol.identity import key_of
 
 from . import liveness, requests
 from .connection_watch import ConnectionWatch
 from .gossip import MAX_PUBLISH_BYTES, Gossip, Judge
 from .hardening import HardenedHost, HardenedSwarm, build_host
+from .listener import open_port
 from .network_errors import (
     AddressError,
     ListenError,
@@ -255,7 +257,7 @@ class Network:
 
     async def _listen(self) -> None:
         for address in self._config.listen:
-            multiaddr = _check_free(address)
+            multiaddr = await _check_free(address)
             if not await self._swarm.listen(multiaddr):
                 raise ListenError(address, "the system refused it")
 
@@ -295,11 +297,12 @@ async def open_network(seed: bytes, config: NetworkConfig) -> AsyncIterator[Netw
 
 
 def parse_peer_id(peer: str) -> Any:
-    """The libp2p id of a peer id text; raises AddressError."""
+    """The libp2p id of a peer id text; raises AddressError unless it holds an Ed25519 key."""
     try:
-        return ID.from_base58(peer)
-    except Exception as error:
-        raise AddressError(peer, "it is not a peer id") from error
+        key_of(peer)
+    except RemoteError as error:
+        raise AddressError(peer, "its peer id is not that of an Ed25519 key") from error
+    return ID.from_base58(peer)
 
 
 def parse_address(address: str) -> tuple[Any, str]:
@@ -313,28 +316,24 @@ def parse_address(address: str) -> tuple[Any, str]:
         raise AddressError(address, "it is not a multiaddr that ends in /p2p/<peer id>") from error
     if len(names) != 2 or names[0] not in ("ip4", "ip6", "dns", "dns4", "dns6") or names[1] != "tcp":
         raise AddressError(address, "only TCP addresses can be dialled")
+    parse_peer_id(str(peer))
     return transport, str(peer)
 
 
-def _check_free(address: str) -> Any:
-    """The multiaddr to listen on. The listener shares ports (SO_REUSEPORT), so a second node would
-    silently take half of the first one's connections: try without sharing first."""
+async def _check_free(address: str) -> Any:
+    """The multiaddr to listen on. The swarm swallows why it cannot, so try before it does."""
     try:
         parsed = Multiaddr(address)
-        family, host = next(
-            (family, parsed.value_for_protocol(name))
-            for family, name in ((socket.AF_INET, "ip4"), (socket.AF_INET6, "ip6"))
-            if name in [protocol.name for protocol in parsed.protocols()]
-        )
-        port = int(parsed.value_for_protocol("tcp"))
+        names = [protocol.name for protocol in parsed.protocols()]
+        if names not in (["ip4", "tcp"], ["ip6", "tcp"]):
+            raise ValueError(address)
     except Exception as error:
         raise AddressError(address, "one listens on an IP address and a TCP port") from error
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ListenError(address, (error.strerror or str(error)).lower()) from error
+    try:
+        for listener in await open_port(parsed):
+            await listener.aclose()
+    except OSError as error:
+        raise ListenError(address, (error.strerror or str(error)).lower()) from error
     return parsed
 
 

@@ -87,6 +87,16 @@ class TopicTakenError(LocalError):
         self.topic = topic
 
 
+class DiscoveryError(LocalError):
+    """The local network cannot be searched."""
+
+    def __init__(self, interface: str, reason: str) -> None:
+        super().__init__(
+            f"Cannot look for runs through the interface {interface}: {reason}. "
+            "Use an invite: `nous-node join INVITE`."
+        )
+
+
 class RequestFailedError(RemoteError):
     """A peer did not answer a request properly; ask another one."""
 

@@ -1,13 +1,12 @@
 """Hostile clients, and the proof that a node outlives them.
 
-A test is an `async def`; it runs under trio with a deadline. `victim` opens a node that reads one topic
-and serves one protocol; after every attack, `victim.still_serves()` brings a fresh honest node that asks
-and publishes. Hostile sides use py-libp2p as it comes (its own Noise, its own Yamux) or a bare socket.
+`victim` opens a node that reads one topic and serves one protocol; after every attack,
+`victim.still_serves()` brings a fresh honest node that asks and publishes. Hostile sides use py-libp2p as
+it comes (its own Noise, its own Yamux) or a bare socket.
 """
 
 from __future__ import annotations
 
-import inspect
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,27 +31,11 @@ from multiaddr import Multiaddr
 
 from nous_node.node.network import Network, NetworkConfig, Verdict, open_network
 
-DEADLINE_S = 12.0
 LOCAL = "/ip4/127.0.0.1/tcp/0"
 TOPIC = "/nous/1/run/rollouts/0"
 ECHO = "/nous/echo/1"
 MAX_ECHO = 64 * 1024
 YAMUX_HEADER = struct.Struct(">BBHII")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run `async def` tests under trio, none longer than DEADLINE_S."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
-
-    async def main() -> None:
-        with trio.fail_after(DEADLINE_S):
-            await pyfuncitem.obj(**arguments)
-
-    trio.run(main)
-    return True
 
 
 async def echo(peer: str, request: bytes) -> bytes:
