@@ -36,16 +36,17 @@ DTYPES: dict[str, Dtype] = {
 
 EMBEDDED_THRESHOLDS = Thresholds(
     # tests/bench/bench_thresholds.py: 1,000 honest groups of the base reach 8.6e-7 on one x86 machine under
-    # three sets of vector instructions; SmolLM2 in fp32 reaches 1.3e-5. The margin is for other BLAS libraries
-    # and processors, which were not measured. It does not see weights off by a relative 1e-3 (2.9e-5 and up).
+    # three sets of vector instructions; SmolLM2 in fp32 reaches 1.3e-5. The margin is for other BLAS
+    # libraries and processors, which were not measured. It may miss weights off by a relative 1e-3, whose
+    # groups begin at 2.9e-5.
     logprob_mad=1e-4,
-    # Honest: 8.0e-9. Another sampler key, temperature or edited token gives 1e-2 and more (measured on SmolLM2).
+    # Honest: 8.0e-9. On SmolLM2 another sampler key, temperature or one edited token gave 1e-2 and more.
     distance_mean=1e-5,
     # Honest: 2.7e-7 in one token. An edited token gives 0.1 to 1.
     distance_max=1e-3,
     # Rewards are shares of a few positions, computed in doubles on both sides.
     reward=1e-6,
-    calibrated="embedded default, fp32, 1000 honest groups on one x86 machine: 8.6e-7, 8.0e-9, 2.7e-7 at most",
+    calibrated="embedded default, fp32, 1000 honest groups on one x86 machine at most 8.6e-7, 8e-9, 2.7e-7",
 )
 
 LOOSE_FP32 = Thresholds(
