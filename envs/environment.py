@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import msgspec
+
 from nous_node.protocol.rollouts import Trajectory
 from nous_node.protocol.runs import RunManifest, Setting
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,9 +14,6 @@ from .events import TrainerStatus, VersionReport, VolunteerStatus
 from .wording import count, duration, plural, refusals, share
 
 if TYPE_CHECKING:
-    from nous_node.envs.environment import HeldOut
-    from nous_node.trainer.policy import Policy
-
     from .runfolder import RunFolder
 
 TASKS = 512
@@ -77,41 +73,18 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(folder: Path, run: RunFolder) -> Measured:
     """Held-out accuracy of a checkpoint of the run, on its first environment. Imports torch."""
-    from nous_node.envs import environment as environments
-    from nous_node.envs.registry import make
+    from nous_node.envs.registry import make_entry
     from nous_node.trainer.policy import Policy
 
-    entry = run.manifest.environments[0]
-    environment = make(entry.id, entry.config)
-    if not isinstance(environment, environments.HeldOut):
+    from .evaluation import held_out_accuracy
+
+    entry, rules = run.manifest.environments[0], run.manifest.sampling
+    environment, policy = make_entry(entry), Policy.load(folder, run.manifest.model.dtype)
+    greedy = held_out_accuracy(policy, [environment], rules, TASKS)
+    sampled = held_out_accuracy(policy, [environment], rules, TASKS, rules.temperature)
+    if greedy is None or sampled is None:
         raise LocalError(f"The environment {entry.id!r} has no held-out tasks; the demo needs one that has.")
-    policy = Policy.load(folder, run.manifest.model.dtype)
-    return Measured(
-        greedy=_accuracy(policy, environment, run, GREEDY),
-        sampled=_accuracy(policy, environment, run, run.manifest.sampling.temperature),
-    )
-
-
-def _accuracy(policy: Policy, environment: HeldOut, run: RunFolder, temperature: float) -> float:
-    from nous_node.trainer.generate import Request, generate
-
-    rules = run.manifest.sampling
-    tasks = environment.held_out(TASKS)
-    requests = [
-        Request(
-            policy.tokenizer.encode(environment.prompt(task)),
-            hashlib.sha256(task.seed).digest(),
-            0,
-            rules.max_tokens,
-        )
-        for task in tasks
-    ]
-    right = 0
-    for task, made in zip(tasks, generate(policy, requests, temperature, rules.stop), strict=True):
-        ended = made.finish == "stop"
-        answer = policy.tokenizer.decode(made.tokens[:-1] if ended else made.tokens)
-        right += environment.score(task, answer, ended).reward >= 1.0
-    return right / len(tasks)
+    return Measured(greedy=greedy, sampled=sampled)
 
 
 def make_report(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,6 +71,18 @@ async def advertise(
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(zeroconf.close)  # says goodbye, too
+
+
+@asynccontextmanager
+async def nearby(run_id: bytes, addresses: Iterable[str]) -> AsyncIterator[None]:
+    """Like `advertise`, for a node that works as well without: only if others can reach one of its
+    addresses, and quietly not where the interface cannot be used."""
+    public = [address for address in addresses if f"/{LOOPBACK}/" not in address]
+    async with AsyncExitStack() as stack:
+        if public:
+            with suppress(DiscoveryError):
+                await stack.enter_async_context(advertise(run_id, public))
+        yield
 
 
 async def discover(deadline: float, interface: str | None = None) -> list[Found]:

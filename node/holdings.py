@@ -1,4 +1,4 @@
-"""The checkpoints that a volunteer or relay holds: the newest is fetched, served to others, and old ones go."""
+"""The checkpoints that a volunteer or relay holds: the newest is fetched and served, old ones go."""
 
 from __future__ import annotations
 

@@ -8,11 +8,13 @@ worker.log           what the worker process printed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
+from nous_node.envs.registry import make_entry
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
@@ -30,6 +32,9 @@ ASK_AGAIN_SECONDS = 1.0
 
 RUNTIME_BYTES = 400 << 20
 """Memory of a worker without a model: interpreter, torch, transformers."""
+
+HELD_CHECKPOINTS = 3
+"""The newest, the one in use, and one that arrives."""
 
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -105,7 +110,7 @@ async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: 
     raise UnreachableRunError(
         f"Nobody who follows this run answers at {where}"
         + (f" ({problem})" if problem is not None else "")
-        + ". Is the trainer running, and is the address reachable from here? Ask for a new invite if it moved."
+        + ". Does the trainer run, and can that address be reached from here? If it moved, ask for a new invite."
     )
 
 
@@ -113,8 +118,8 @@ class UnreachableRunError(LocalError):
     """No peer of the invite could be reached, or none follows the run."""
 
 
-def refuse_too_large(manifest: RunManifest, memory: int) -> None:
-    """Raises LocalError, before anything is downloaded, where the model cannot fit the memory allowed."""
+def refuse_too_large(manifest: RunManifest, memory: int, disk: int) -> None:
+    """Raises LocalError, before anything is downloaded, where the model cannot fit what is allowed."""
     model = manifest.model
     needed = model.parameters * BYTES_OF[model.dtype] * 5 // 4 + RUNTIME_BYTES
     if needed > memory:
@@ -122,3 +127,34 @@ def refuse_too_large(manifest: RunManifest, memory: int) -> None:
             f"The model of this run needs about {needed / 2**30:.1f} GiB of memory and this node may use "
             f"{memory / 2**30:.1f} GiB. Allow more with --memory if the machine has it, or join another run."
         )
+    stored = HELD_CHECKPOINTS * model.bytes
+    if stored > disk:
+        raise LocalError(
+            f"Checkpoints of this run need about {stored / 2**30:.1f} GiB of disk and this node may use "
+            f"{disk / 2**30:.1f} GiB. Allow more with --disk if there is room, or join another run."
+        )
+
+
+def playable(manifest: RunManifest, only: Sequence[str], report: Report) -> frozenset[str]:
+    """The run's environments that this node may and can run.
+
+    Raises LocalError where there is none; says which are passed over for not being installed.
+    """
+    wanted = [entry for entry in manifest.environments if not only or entry.id in only]
+    if not wanted:
+        has = ", ".join(entry.id for entry in manifest.environments)
+        raise LocalError(
+            f"This run has none of the environments allowed by --env ({', '.join(only)}); it has {has}."
+        )
+    able: set[str] = set()
+    problem: NousError | None = None
+    for entry in wanted:
+        try:
+            make_entry(entry)
+            able.add(entry.id)
+        except NousError as error:
+            problem = error
+            report(Note(f"Tasks of {entry.id} are passed over: {error}", "warning"))
+    if not able and problem is not None:
+        raise LocalError(f"This node can run no environment of this run: {problem}")
+    return frozenset(able)

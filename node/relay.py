@@ -23,6 +23,7 @@ from nous_node.protocol.streams import (
 )
 
 from .config import Settings
+from .discovery import nearby
 from .events import RelayStatus, Report, RunReady, Summary
 from .following import INBOX, Following, drain, now_ms
 from .holdings import Holdings
@@ -49,7 +50,8 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
         nursery.start_soon(network.stay_connected, list(invite.addresses))
         following = await enter(network, invite, folder, report)
         node = _Relay(folder, network, following, report)
-        await node.run(stop)
+        async with nearby(invite.run, network.addresses):
+            await node.run(stop)
         summary = node.summary()
         nursery.cancel_scope.cancel()
     return summary

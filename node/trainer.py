@@ -33,6 +33,7 @@ from nous_node.protocol.streams import (
 from .blobs import BlobIndex
 from .coach import Coach, LearnerError
 from .config import Settings
+from .discovery import nearby
 from .events import Note, Report, RunReady, Summary
 from .following import Following, Head, now_ms
 from .home import Home
@@ -105,7 +106,8 @@ async def trainer(
                 HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
             )
             network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
-            await node.run(stop)
+            async with nearby(folder.run, network.addresses):
+                await node.run(stop)
             return node.training.summary()
 
 

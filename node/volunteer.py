@@ -37,7 +37,7 @@ from .events import Note, Report, Summary
 from .following import INBOX, Following, Head, drain, now_ms
 from .holdings import Holdings
 from .home import Home
-from .joined import JoinedFolder, enter, refuse_too_large
+from .joined import JoinedFolder, enter, playable, refuse_too_large
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
@@ -88,7 +88,7 @@ async def volunteer(
     async with open_network(identity.seed, config) as network, trio.open_nursery() as nursery:
         nursery.start_soon(network.stay_connected, list(invite.addresses))
         following = await enter(network, invite, folder, report)
-        refuse_too_large(following.manifest, settings.memory)
+        refuse_too_large(following.manifest, settings.memory, settings.disk)
         with Outbox.open(folder.outbox) as outbox:
             node = _Volunteer(settings, identity, folder, network, following, outbox, report)
             await node.run(stop, rollouts, minutes)
@@ -115,6 +115,7 @@ class _Volunteer:
         self.holdings = Holdings(network, following, folder, report)
         self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
+        self.environments = playable(self.manifest, settings.env, report)
         self.pacing = Pacing(self.manifest.staleness)
         self.versions: dict[bytes, int] = {}
         """Envelope id -> version, of groups without a receipt."""
@@ -292,7 +293,7 @@ class _Volunteer:
             counter = self.outbox.next_counter(head.hash)
             seed = task_seed(self.following.run, head.hash, head.manifest.beacon, self.identity.key, counter)
             environment = self.manifest.environments[assign(seed, self.manifest.weights, 1).environment].id
-            if self.settings.env and environment not in self.settings.env:
+            if environment not in self.environments:
                 skipped += 1
                 continue
             orders.append(Order(counter, seed, dict(head.manifest.levels)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pytest
+
 from nous_node.envs.batcher import EngineRequest
 from nous_node.envs.environment import (
     Completion,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+
 from nous_node.envs.batcher import Batcher, Engine, EngineRequest, Job, Outcome
 from nous_node.envs.environment import Completion, Environment, Policy, PolicySettings, Task
 from nous_node.envs.errors import EnvironmentFailed

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
+
 from nous_node.envs import registry
 from nous_node.envs.errors import BadConfig, BrokenEnvironment, UnknownEnvironment
 from nous_node.envs.registry import facts, find, make, make_entry, names

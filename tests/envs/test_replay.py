@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from nous_node.envs.batcher import Batcher, Job
 from nous_node.envs.environment import Environment, Policy, PolicySettings, Task
 from nous_node.envs.replay import ReplayPolicy, replay

@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nous_node.envs.environment import Completion, Policy, PolicySettings
 from nous_node.envs.errors import EnvironmentFailed
 from nous_node.envs.session import Session, sample_all

@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 
 import pytest
+
 from nous_node.envs.environment import HeldOut, Policy, PolicySettings
 from nous_node.envs.errors import BadConfig, EnvironmentFailed
 from nous_node.envs.sort_digits import LEVELS, SortDigits

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
 from nous_node.trainer.warmstart import make_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture(scope="session")

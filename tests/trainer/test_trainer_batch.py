@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nous_node.trainer import batch as batch_module
 from nous_node.trainer.batch import Sample, micro_batches
 from nous_node.trainer.errors import BatchError, RequestError

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from nous_node.trainer import checkpoint as checkpoint_module
 from nous_node.trainer.checkpoint import (
     check_files,
@@ -22,7 +24,6 @@ from nous_node.trainer.checkpoint import (
 from nous_node.trainer.errors import CheckpointError, TensorError
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+
 from nous_node.trainer import generate as generate_module
 from nous_node.trainer.decoder import LlamaDecoder, ModelDecoder, make_decoder
 from nous_node.trainer.errors import LogitsError, RequestError

@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from nous_node.trainer.errors import ModelError, ModelTooLargeError, RequestError, TensorError
 from nous_node.trainer.model_folder import check_fits, model_facts
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 @pytest.fixture

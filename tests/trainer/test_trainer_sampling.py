@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nous_node.protocol import sampling as reference
 from nous_node.trainer.errors import LogitsError, RequestError
 from nous_node.trainer.sampling import BLOCK, SINGLE_BLOCK, choose, distances
