@@ -22,7 +22,7 @@ from nous_node.protocol.runs import Invite, RunManifest, open_manifest
 
 from .events import Note, Report
 from .following import Following, ask_head
-from .home import Home, write_atomic
+from .home import Home, StorageError, write_atomic
 from .network import Network
 
 CONNECT_SECONDS = 30.0
@@ -98,8 +98,10 @@ async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: 
                     if following is not None and reply.checkpoint is not None:
                         following.offer(reply.checkpoint)
                         return following
-                except RemoteError as error:
-                    if error.code == Code.UNSUPPORTED_VERSION:
+                except StorageError:
+                    raise
+                except NousError as error:
+                    if isinstance(error, RemoteError) and error.code == Code.UNSUPPORTED_VERSION:
                         raise
                     problem = error
             await trio.sleep(ASK_AGAIN_SECONDS / 4 if not network.peers() else ASK_AGAIN_SECONDS)
@@ -110,7 +112,8 @@ async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: 
     raise UnreachableRunError(
         f"Nobody who follows this run answers at {where}"
         + (f" ({problem})" if problem is not None else "")
-        + ". Does the trainer run, and can that address be reached from here? If it moved, ask for a new invite."
+        + ". Does the trainer run, and can that address be reached from here? If it moved, ask for a new "
+        "invite."
     )
 
 
