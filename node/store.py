@@ -4,7 +4,8 @@
     pending -> refused                  by a verdict
     pending -> used                     too old to judge when a version was made
 
-A group counts from the moment it is here. `publish` records a checkpoint and marks its groups used in one
+A group counts from the moment it is here. Its sender may send it again, sealed anew; it stays one group and
+each of its envelopes gets the same receipt. `publish` records a checkpoint and marks its groups used in one
 transaction: after a crash no group goes into two versions and none is lost. See `database` for what
 `kill -9` and a power failure do.
 """
@@ -12,7 +13,7 @@ transaction: after a crash no group goes into two versions and none is lost. See
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -24,33 +25,15 @@ from nous_node.protocol.receipts import Receipt, refused
 
 from .database import Cell, Database, Row, SequenceNumbers
 from .journal_tables import SCHEMA, JournalStats, KeyRecord, StoredCheckpoint, StoredGroup
+from .journal_trim import trim
 
 __all__ = ["Journal", "JournalStats", "KeyRecord", "StoredCheckpoint", "StoredGroup"]
 
 T = TypeVar("T")
 
-KEPT_VERSIONS: Final = 64
-"""Versions after which a group that is done with is forgotten. Its checkpoint is stale long before (8 at
-most), so nobody can send it or its counter again."""
-
-KEPT_BYTES: Final = 512 << 20
-"""Envelopes of groups that are done with, kept for audits: 20,000 groups of 25 KB."""
-
-KEPT_RECEIPTS: Final = 200_000
-"""Receipts kept in case their group is sent again, because the first one was lost."""
-
-KEPT_MANIFESTS: Final = 64
-"""Checkpoints whose manifest is kept; of older ones only the figures stay."""
-
-KEPT_KEYS: Final = 262_144
-"""Keys known at once; those that never had a group accepted go first. A greeting costs its sender nothing."""
-
 TRIMMED_AT_ONCE: Final = 256
 """Groups forgotten at a publication beside twice as many as it used: it never waits long for this, and the
 journal still shrinks."""
-
-_DONE: Final = "state IN ('refused', 'used')"
-"""Nothing but an audit, or its sender once more, asks for such a group."""
 
 
 class Journal:
@@ -122,11 +105,20 @@ class Journal:
     def add_many(self, groups: Sequence[StoredGroup]) -> list[RemoteError | None]:
         """Journals groups in one transaction: None for each that is in, else why it is not.
 
-        KEY_TOO_NEW, COUNTER_REUSED and COUNTER_GAP get their receipt here. DUPLICATE is the same group again:
-        its receipt, if there is one, seems to be lost and is to be sent once more.
+        KEY_TOO_NEW, COUNTER_REUSED and COUNTER_GAP get their receipt here. DUPLICATE is the same group again,
+        in the same envelope or another one: its receipt seems to be lost and is sent once more, under the id
+        of the envelope that came, as soon as there is one. [GOS-12]
         """
         with self._database.transaction() as connection:
             return [_added(connection, group) for group in groups]
+
+    def repeated(self, group: StoredGroup) -> bool:
+        """Whether a group that the gossip path turned away is here already; then it is answered as a
+        DUPLICATE of `add_many` is. Costs one look-up where it is not."""
+        if self._database.one(_SAME, _place(group)) is None:
+            return False
+        with self._database.transaction() as connection:
+            return _repeated(connection, group)
 
     def count_pending(self) -> int:
         """Groups without a verdict."""
@@ -138,7 +130,7 @@ class Journal:
         In order of arrival, those behind arrival number `after`, at most `limit` (-1: all).
         """
         rows = self._database.rows(
-            "SELECT id, key, checkpoint, version, counter, received_ms, data, state, arrival "
+            "SELECT id, key, checkpoint, version, counter, digest, received_ms, data, state, arrival "
             "FROM groups JOIN envelopes USING(arrival) "
             "WHERE arrival > ? AND state IN ('pending', 'accepted') ORDER BY arrival LIMIT ?",
             (after, limit),
@@ -155,6 +147,7 @@ class Journal:
                 )
                 if decided.rowcount:
                     _store_receipt(connection, receipt)
+                    _answer_repeats(connection, receipt)
 
     # --- receipts --------------------------------------------------------------------------------
 
@@ -229,7 +222,7 @@ class Journal:
         `limit`: most groups forgotten now (-1: all).
         """
         with self._database.transaction() as connection:
-            _trim(connection, limit)
+            trim(connection, limit)
 
 
 class _Total(msgspec.Struct):
@@ -241,8 +234,7 @@ class _Total(msgspec.Struct):
 
 def _added(connection: sqlite3.Connection, group: StoredGroup) -> RemoteError | None:
     """Journals one group, or says why not and stores the receipt of that."""
-    again = connection.execute("UPDATE receipts SET sent = 0 WHERE id = ?", (group.id,))
-    if again.rowcount or connection.execute("SELECT 1 FROM groups WHERE id = ?", (group.id,)).fetchone():
+    if _repeated(connection, group):
         return RemoteError(Code.DUPLICATE, "The group is in the journal already.")
     try:
         _check_key(connection, group)
@@ -252,13 +244,50 @@ def _added(connection: sqlite3.Connection, group: StoredGroup) -> RemoteError | 
         return error
     place = (group.id, group.key, group.checkpoint, group.version, group.counter)
     row = connection.execute(
-        "INSERT INTO groups(id, key, checkpoint, version, counter, received_ms, bytes) "
-        "VALUES(?, ?, ?, ?, ?, ?, ?)",
-        (*place, group.received_ms, len(group.envelope)),
+        "INSERT INTO groups(id, key, checkpoint, version, counter, digest, received_ms, bytes) "
+        "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+        (*place, group.digest, group.received_ms, len(group.envelope)),
     )
     connection.execute("INSERT INTO envelopes VALUES(?, ?)", (row.lastrowid, group.envelope))
     _count_counter(connection, group, floor)
     return None
+
+
+_SAME: Final = (
+    "SELECT id, state FROM groups WHERE key = ? AND checkpoint = ? AND counter = ? AND digest = ?"
+)
+
+
+def _place(group: StoredGroup) -> tuple[bytes, bytes, int, bytes]:
+    return group.key, group.checkpoint, group.counter, group.digest
+
+
+def _repeated(connection: sqlite3.Connection, group: StoredGroup) -> bool:
+    """Whether the group is here already. Its receipt is to be sent under the id of this envelope: now where
+    it was decided, else with the verdict. Nothing is counted again."""
+    if connection.execute("UPDATE receipts SET sent = 0 WHERE id = ?", (group.id,)).rowcount:
+        return True
+    row: tuple[bytes, str] | None = connection.execute(_SAME, _place(group)).fetchone()
+    if row is None:
+        return False
+    first, state = row
+    if state != "pending":
+        connection.execute(
+            "INSERT INTO receipts(id, peer, verdict, code, measured, threshold, credit) "
+            "SELECT ?, peer, verdict, code, measured, threshold, credit FROM receipts WHERE id = ?",
+            (group.id, first),
+        )
+    elif group.id != first:
+        connection.execute("INSERT OR IGNORE INTO repeats VALUES(?, ?)", (group.id, first))
+    return True
+
+
+def _answer_repeats(connection: sqlite3.Connection, receipt: Receipt) -> None:
+    """The verdict on a group answers its repeats, too."""
+    for (again,) in connection.execute(
+        "DELETE FROM repeats WHERE first = ? RETURNING id", (receipt.rollout,)
+    ).fetchall():
+        _queue_receipt(connection, msgspec.structs.replace(receipt, rollout=again))
 
 
 def _check_key(connection: sqlite3.Connection, group: StoredGroup) -> None:
@@ -318,12 +347,17 @@ def _count_counter(connection: sqlite3.Connection, group: StoredGroup, floor: in
     )
 
 
-def _store_receipt(connection: sqlite3.Connection, receipt: Receipt) -> None:
+def _queue_receipt(connection: sqlite3.Connection, receipt: Receipt) -> None:
     connection.execute(
         "INSERT INTO receipts(id, peer, verdict, code, measured, threshold, credit) "
         "VALUES(?, ?, ?, ?, ?, ?, ?)",
         msgspec.structs.astuple(receipt),
     )
+
+
+def _store_receipt(connection: sqlite3.Connection, receipt: Receipt) -> None:
+    """Queues the receipt and counts it, for its sender and over all."""
+    _queue_receipt(connection, receipt)
     accepted = receipt.verdict == "accepted"
     connection.execute(
         "UPDATE keys SET accepted = accepted + ?, refused = refused + ?, credit = credit + ? WHERE key = ?",
@@ -336,55 +370,10 @@ def _store_receipt(connection: sqlite3.Connection, receipt: Receipt) -> None:
     )
 
 
-def _trim(connection: sqlite3.Connection, limit: int) -> None:
-    (newest,) = connection.execute("SELECT coalesce(max(version), 0) FROM checkpoints").fetchone()
-    horizon = newest - KEPT_VERSIONS
-    old = connection.execute(
-        f"SELECT arrival FROM groups WHERE {_DONE} AND version < ? LIMIT ?", (horizon, limit)
-    ).fetchall()
-    connection.executemany("DELETE FROM groups WHERE arrival = ?", old)
-    connection.executemany("DELETE FROM envelopes WHERE arrival = ?", old)
-    _trim_envelopes(connection, limit)
-    connection.execute("DELETE FROM counters WHERE version < ?", (horizon,))
-    connection.execute(
-        "DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (KEPT_RECEIPTS,)
-    )
-    connection.execute(
-        "UPDATE checkpoints SET envelope = x'' WHERE version BETWEEN ? AND ? AND envelope <> x''",
-        (newest - 2 * KEPT_MANIFESTS, newest - KEPT_MANIFESTS),
-    )
-    _trim_keys(connection)
-
-
-def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
-    """Drops the oldest envelopes that nobody needs but an audit, where all of them take too much room."""
-    (total,) = connection.execute(f"SELECT coalesce(sum(bytes), 0) FROM groups WHERE {_DONE}").fetchone()
-    excess, dropped = total - KEPT_BYTES, []
-    for arrival, size in connection.execute(
-        f"SELECT arrival, bytes FROM groups WHERE {_DONE} AND bytes > 0 ORDER BY version LIMIT ?",
-        (limit,),
-    ):
-        if excess <= 0:
-            break
-        excess -= size
-        dropped.append((arrival,))
-    connection.executemany("DELETE FROM envelopes WHERE arrival = ?", dropped)
-    connection.executemany("UPDATE groups SET bytes = 0 WHERE arrival = ?", dropped)
-
-
-def _trim_keys(connection: sqlite3.Connection) -> None:
-    (known,) = connection.execute("SELECT count(*) FROM keys").fetchone()
-    if known > KEPT_KEYS:
-        connection.execute(
-            "DELETE FROM keys WHERE key IN (SELECT key FROM keys ORDER BY accepted > 0, seen_ms LIMIT ?)",
-            (known - KEPT_KEYS,),
-        )
-
-
-def _converted(struct: type[T], row: Row) -> T:
-    """A row as the struct whose fields it has, in their order."""
-    names = [field.name for field in msgspec.structs.fields(struct)]  # type: ignore[arg-type]
-    return msgspec.convert(dict(zip(names, row, strict=True)), struct, builtin_types=(bytes,), strict=False)
+def _converted(struct: Callable[..., T], row: Row) -> T:
+    """A row as the struct whose fields it has, in their order. The tables' own types hold: what stands in
+    them came out of structs, and a damaged file is noticed when it is opened."""
+    return struct(*row)
 
 
 def _checkpoint(row: Row) -> StoredCheckpoint:
