@@ -11,7 +11,7 @@ from .database import NUMBERS, Schema
 SCHEMA: Final = Schema(
     "journal",
     0x4E4F554A,  # NOUJ
-    1,
+    2,
     f"""
     CREATE TABLE groups(
         arrival INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -20,6 +20,7 @@ SCHEMA: Final = Schema(
         checkpoint BLOB NOT NULL,
         version INTEGER NOT NULL,
         counter INTEGER NOT NULL,
+        digest BLOB NOT NULL,
         received_ms INTEGER NOT NULL,
         bytes INTEGER NOT NULL,
         state TEXT NOT NULL DEFAULT 'pending',
@@ -28,6 +29,8 @@ SCHEMA: Final = Schema(
     );
     CREATE INDEX groups_pending ON groups(arrival) WHERE state = 'pending';
     CREATE INDEX groups_done ON groups(version, bytes) WHERE state IN ('refused', 'used');
+    CREATE TABLE repeats(id BLOB PRIMARY KEY, first BLOB NOT NULL) WITHOUT ROWID;
+    CREATE INDEX repeats_first ON repeats(first);
     CREATE TABLE envelopes(arrival INTEGER PRIMARY KEY, data BLOB NOT NULL);
     CREATE TABLE counters(
         key BLOB, checkpoint BLOB, version INTEGER NOT NULL,
@@ -71,6 +74,8 @@ class StoredGroup(msgspec.Struct, frozen=True):
     version: int
     """Of the checkpoint."""
     counter: int
+    digest: bytes
+    """SHA-256 of the content: two envelopes with the same one hold the same group."""
     received_ms: int
     """Unix milliseconds."""
     envelope: bytes

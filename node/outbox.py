@@ -1,7 +1,8 @@
 """The volunteer's outbox: every group that was made, until a receipt says what became of it.
 
 A group is here before it is published, so that a crash between the two loses nothing, and it is sent again
-while it is fresh. Numbers that may be used once only (`seq`, `counter`) are handed out here too.
+while it is fresh: sealed anew, since nobody forwards an envelope twice. A receipt for any envelope of a group
+settles it, once. Numbers that may be used once only (`seq`, `counter`) are handed out here too.
 
     waiting -> accepted | refused       by a receipt
     waiting -> given-up                 expired, or its checkpoint is too old; a late receipt still counts
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final, Literal, Self
 
 import msgspec
+
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.receipts import Receipt
@@ -36,7 +38,7 @@ State = Literal["waiting", "accepted", "refused", "given-up"]
 _SCHEMA: Final = Schema(
     "outbox",
     0x4E4F5542,  # NOUB
-    1,
+    2,
     f"""
     CREATE TABLE groups(
         made INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -47,6 +49,7 @@ _SCHEMA: Final = Schema(
         made_ms INTEGER NOT NULL,
         exp_ms INTEGER NOT NULL,
         sent_ms INTEGER NOT NULL,
+        sent INTEGER NOT NULL DEFAULT 1,
         state TEXT NOT NULL DEFAULT 'waiting',
         code TEXT NOT NULL DEFAULT '',
         measured REAL,
@@ -55,6 +58,8 @@ _SCHEMA: Final = Schema(
     );
     CREATE INDEX groups_waiting ON groups(made) WHERE state = 'waiting';
     CREATE TABLE envelopes(made INTEGER PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE repeats(id BLOB PRIMARY KEY, made INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE INDEX repeats_made ON repeats(made);
     CREATE TABLE counters(checkpoint BLOB PRIMARY KEY, next INTEGER NOT NULL);
     CREATE TABLE totals(
         state TEXT, code TEXT, groups INTEGER NOT NULL, credit INTEGER NOT NULL, PRIMARY KEY(state, code)
@@ -69,7 +74,7 @@ class SentGroup(msgspec.Struct, frozen=True):
     """What became of one group."""
 
     id: bytes
-    """Envelope id."""
+    """Id of its first envelope."""
     checkpoint: bytes
     version: int
     counter: int
@@ -155,20 +160,36 @@ class Outbox:
         return self._database.number("SELECT count(*) FROM groups WHERE state = 'waiting'")
 
     def due(self, now: int, silence: int) -> list[bytes]:
-        """Envelopes without a receipt that were last sent `silence` ms ago or earlier, oldest first.
+        """Ids of groups that wait and were last sent `silence` ms ago or earlier, oldest first.
 
-        They count as sent `now`.
+        After each repeat of a group twice as long.
         """
+        rows = self._database.rows(
+            "SELECT id FROM groups "
+            "WHERE state = 'waiting' AND sent_ms + (? << (sent - 1)) <= ? AND exp_ms > ? ORDER BY made",
+            (silence, now, now),
+        )
+        return [rollout for (rollout,) in rows if isinstance(rollout, bytes)]
+
+    def content(self, rollout: bytes) -> bytes | None:
+        """The content of a group that waits, to be sealed again; None where it no longer waits."""
+        row = self._database.one(
+            "SELECT data FROM groups JOIN envelopes USING(made) WHERE id = ? AND state = 'waiting'",
+            (rollout,),
+        )
+        return unseal(row[0], len(row[0])).content() if row and isinstance(row[0], bytes) else None
+
+    def repeat(self, rollout: bytes, data: bytes) -> None:
+        """Notes, before it is published, that a group is sent again as `data`: a receipt for this envelope
+        settles it, too."""
+        envelope = unseal(data, len(data))
         with self._database.transaction() as connection:
-            rows: list[tuple[int, bytes]] = connection.execute(
-                "SELECT made, data FROM groups JOIN envelopes USING(made) "
-                "WHERE state = 'waiting' AND sent_ms <= ? AND exp_ms > ? ORDER BY made",
-                (now - silence, now),
-            ).fetchall()
-            connection.executemany(
-                "UPDATE groups SET sent_ms = ? WHERE made = ?", [(now, made) for made, _ in rows]
+            connection.execute(
+                "INSERT INTO repeats SELECT ?, made FROM groups WHERE id = ?", (envelope.id, rollout)
             )
-        return [data for _, data in rows]
+            connection.execute(
+                "UPDATE groups SET sent_ms = ?, sent = sent + 1 WHERE id = ?", (envelope.head.ts, rollout)
+            )
 
     def drop_stale(self, now: int, horizon: int) -> int:
         """Gives up what expired or is of a version below `horizon`; how many groups that were."""
@@ -186,14 +207,15 @@ class Outbox:
         return len(stale)
 
     def acknowledge(self, receipts: Sequence[Receipt], proof: bytes) -> list[Receipt]:
-        """Stores what receipts say of our groups; returns those that are new and name a group of ours.
+        """Stores what receipts say of our groups; returns those that settle one, with the id that `put` gave.
 
         `proof` is the signed envelope that they came in.
         """
         if not receipts:
             return []
         with self._database.transaction() as connection:
-            fresh = [receipt for receipt in receipts if _settled(connection, receipt)]
+            settled = [_settled(connection, receipt) for receipt in receipts]
+            fresh = [receipt for receipt in settled if receipt is not None]
             if fresh:
                 connection.execute(
                     "INSERT OR IGNORE INTO proofs(id, data) VALUES(?, ?)",
@@ -234,23 +256,26 @@ class Outbox:
         ]
 
 
-def _settled(connection: sqlite3.Connection, receipt: Receipt) -> bool:
-    """Whether the receipt names a group of ours that had none."""
-    row: tuple[int, str] | None = connection.execute(
-        "SELECT made, state FROM groups WHERE id = ? AND state IN ('waiting', 'given-up')", (receipt.rollout,)
+def _settled(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
+    """The receipt under the group's first id, where it names an envelope of a group that had none."""
+    row: tuple[int, bytes, str] | None = connection.execute(
+        "SELECT made, id, state FROM groups WHERE state IN ('waiting', 'given-up') AND made = "
+        "coalesce((SELECT made FROM repeats WHERE id = ?1), (SELECT made FROM groups WHERE id = ?1))",
+        (receipt.rollout,),
     ).fetchone()
     if row is None:
-        return False
-    made, before = row
+        return None
+    made, first, before = row
     code = "" if receipt.verdict == "accepted" else receipt.code
     connection.execute(
         "UPDATE groups SET state = ?, code = ?, measured = ?, threshold = ?, credit = ? WHERE made = ?",
         (receipt.verdict, code, receipt.measured, receipt.threshold, receipt.credit, made),
     )
     connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
+    connection.execute("DELETE FROM repeats WHERE made = ?", (made,))
     _count(connection, before, "", -1)
     _count(connection, receipt.verdict, code, 1, receipt.credit)
-    return True
+    return msgspec.structs.replace(receipt, rollout=first)
 
 
 def _count(connection: sqlite3.Connection, state: str, code: str, groups: int, credit: int = 0) -> None:
@@ -265,6 +290,11 @@ def _forget(connection: sqlite3.Connection) -> None:
     """Drops the oldest fates and proofs; nothing that waits."""
     connection.execute(
         "DELETE FROM groups WHERE state <> 'waiting' AND made <= (SELECT max(made) FROM groups) - ?",
+        (KEPT_GROUPS,),
+    )
+    connection.execute(
+        "DELETE FROM repeats WHERE made <= (SELECT max(made) FROM groups) - ? "
+        "AND made NOT IN (SELECT made FROM groups)",
         (KEPT_GROUPS,),
     )
     connection.execute(

@@ -253,9 +253,7 @@ def _added(connection: sqlite3.Connection, group: StoredGroup) -> RemoteError | 
     return None
 
 
-_SAME: Final = (
-    "SELECT id, state FROM groups WHERE key = ? AND checkpoint = ? AND counter = ? AND digest = ?"
-)
+_SAME: Final = "SELECT id, state FROM groups WHERE key = ? AND checkpoint = ? AND counter = ? AND digest = ?"
 
 
 def _place(group: StoredGroup) -> tuple[bytes, bytes, int, bytes]:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 
 import trio
 
 from nous_node.protocol.constants import MAX_ADDRESSES
-from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.envelope import Envelope, Kind, unseal
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
 from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
@@ -181,14 +182,11 @@ class _Trainer:
         """What the gossip path did not accept: counted, and answered where its sender is genuine."""
         assert judgement.error is not None
         self.training.turned_away(judgement.error.code)
-        envelope = judgement.envelope
-        if envelope is None:
+        envelope, group = judgement.envelope, judgement.body
+        if envelope is None or not isinstance(group, RolloutGroup):
             return
-        if judgement.error.code == Code.DUPLICATE:
-            receipt = self.journal.receipt(envelope.id)  # the first one was lost
-            if receipt is not None:
-                self.receipts.append(receipt)
-        elif judgement.body is not None:  # stale, or of a checkpoint that is not known
+        # Stale, or of a checkpoint that is not known; it may have been in time when it first came. [GOS-12]
+        if not self.journal.repeated(_stored(envelope, group, self.following.version, b"")):
             self.receipts.append(refused(envelope.id, envelope.head.sender, judgement.error))
 
     async def _intake_loop(self, inbox: trio.MemoryReceiveChannel[tuple[bytes, str]]) -> None:
@@ -207,7 +205,6 @@ class _Trainer:
 
     def _journal(self, batch: list[tuple[bytes, Judgement]]) -> None:
         groups: list[StoredGroup] = []
-        now = now_ms()
         for data, judgement in batch:
             envelope = judgement.envelope
             assert envelope is not None
@@ -215,13 +212,11 @@ class _Trainer:
             match judgement.body:
                 case Hello(agent=agent):
                     self.training.heard(key)
-                    self.journal.hear(key, agent, now, self.following.version)
+                    self.journal.hear(key, agent, now_ms(), self.following.version)
                 case RolloutGroup() as group if group.checkpoint in self.publisher.heads:
                     self.training.received(key, len(data))
                     version = self.publisher.heads[group.checkpoint].version
-                    groups.append(
-                        StoredGroup(envelope.id, key, group.checkpoint, version, group.counter, now, data)
-                    )
+                    groups.append(_stored(envelope, group, version, data))
         for error in self.journal.add_many(groups):
             if error is None:
                 self.work.set()
@@ -367,3 +362,10 @@ class _Trainer:
         while True:
             self.report(self.training.status(len(self.network.peers())))
             await trio.sleep(STATUS_SECONDS)
+
+
+def _stored(envelope: Envelope, group: RolloutGroup, version: int, data: bytes) -> StoredGroup:
+    """A group as the journal knows it."""
+    digest = sha256(envelope.content()).digest()
+    place = (envelope.id, envelope.head.sender, group.checkpoint, version, group.counter)
+    return StoredGroup(*place, digest, now_ms(), data)

@@ -48,7 +48,8 @@ HELLO_SECONDS = 10.0
 """Between greetings while no checkpoint counts for our key yet."""
 
 RESEND_SECONDS = 10.0
-"""A group without a receipt for this long is sent again."""
+"""A group without a receipt for this long is sent again, sealed anew; then after twice as long, and so on: a
+trainer that is slow gets few repeats, a message that was lost is missed for seconds."""
 
 STATUS_SECONDS = 1.0
 
@@ -118,7 +119,7 @@ class _Volunteer:
         self.environments = playable(self.manifest, settings.env, report)
         self.pacing = Pacing(self.manifest.staleness)
         self.versions: dict[bytes, int] = {}
-        """Envelope id -> version, of groups without a receipt."""
+        """Id in the outbox -> version, of groups without a receipt."""
         self.ending = False
         self.unsent, self.to_send = trio.open_memory_channel[tuple[Head, Group]](UNSENT)
         self.engine = Engine(
@@ -321,8 +322,12 @@ class _Volunteer:
             self.versions = {
                 rollout: version for rollout, version in self.versions.items() if version >= horizon
             }
-            for data in self.outbox.due(now_ms(), int(RESEND_SECONDS * 1000)):
-                await self._publish(data)
+            for rollout in self.outbox.due(now_ms(), int(RESEND_SECONDS * 1000)):
+                body = self.outbox.content(rollout)
+                if body is not None:  # no receipt came while the ones before went out
+                    data = self._sealed(Kind.ROLLOUT, body)
+                    self.outbox.repeat(rollout, data)
+                    await self._publish(data)
 
     def _sealed(self, kind: Kind, body: bytes) -> bytes:
         return seal(

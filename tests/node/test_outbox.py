@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nous_node.node.home import DamagedError, StorageError
 from nous_node.node.outbox import KEPT_GROUPS, Outbox
 from nous_node.protocol.envelope import Kind, seal, unseal
@@ -38,6 +39,15 @@ def sealed(seq: int, ts: int = NOW) -> bytes:
     return seal(ME, Kind.ROLLOUT, RUN, b"group", seq=seq, ts=ts)
 
 
+def again(outbox: Outbox, rollout: bytes, seq: int, ts: int) -> bytes:
+    """Sends a group again as the volunteer does; the id of the new envelope."""
+    content = outbox.content(rollout)
+    assert content is not None
+    data = seal(ME, Kind.ROLLOUT, RUN, content, seq=seq, ts=ts)
+    outbox.repeat(rollout, data)
+    return unseal(data).id
+
+
 def put(outbox: Outbox, number: int, ts: int = NOW, version: int = 1) -> bytes:
     return outbox.put(sealed(number, ts), checkpoint=CHECKPOINT, version=version, counter=number)
 
@@ -62,19 +72,47 @@ def test_a_group_waits_until_its_receipt_comes(outbox: Outbox) -> None:
 
 def test_a_group_survives_a_restart_and_is_sent_again(path: Path) -> None:
     with Outbox.open(path) as outbox:
-        put(outbox, 0)
+        rollout = put(outbox, 0)
     with Outbox.open(path) as outbox:
         assert outbox.waiting() == 1
-        assert outbox.due(NOW + 20_000, 10_000) == [sealed(0)]
+        assert outbox.due(NOW + 20_000, 10_000) == [rollout]
+        assert outbox.content(rollout) == b"group"
 
 
-def test_a_group_is_due_once_a_silence(outbox: Outbox) -> None:
-    put(outbox, 0)
-    put(outbox, 1, NOW + 5_000)
-    assert outbox.due(NOW + 9_999, 10_000) == []
-    assert outbox.due(NOW + 10_000, 10_000) == [sealed(0)]
-    assert outbox.due(NOW + 15_000, 10_000) == [sealed(1, NOW + 5_000)]
-    assert outbox.due(NOW + 20_000, 10_000) == [sealed(0)]
+def test_a_group_is_due_after_a_silence_that_doubles(outbox: Outbox) -> None:
+    rollout = put(outbox, 0)
+    for number, (early, due) in enumerate(((9_999, 10_000), (29_999, 30_000), (69_999, 70_000))):
+        assert outbox.due(NOW + early, 10_000) == []
+        assert outbox.due(NOW + due, 10_000) == [rollout]
+        again(outbox, rollout, 1 + number, NOW + due)
+
+
+def test_a_receipt_for_any_envelope_of_a_group_settles_it_once(outbox: Outbox) -> None:
+    first, other = put(outbox, 0), put(outbox, 1)
+    repeats = [again(outbox, first, 10 + number, NOW + 10_000) for number in range(2)]
+    assert outbox.acknowledge([accepted(repeats[1])], b"proof") == [accepted(first)]
+    assert outbox.acknowledge([accepted(first), accepted(repeats[0]), refused(repeats[1])], b"more") == []
+    totals = outbox.totals()
+    assert (totals.accepted, totals.credit, totals.waiting) == (1, 10, 1)
+    assert outbox.content(first) is None
+    assert outbox.due(NOW + 60_000, 0) == [other]
+
+
+def test_one_message_of_receipts_for_all_envelopes_of_a_group_counts_once(outbox: Outbox) -> None:
+    first = put(outbox, 0)
+    repeat = again(outbox, first, 10, NOW + 10_000)
+    assert outbox.acknowledge([accepted(first), accepted(repeat)], b"proof") == [accepted(first)]
+    assert outbox.totals().credit == 10
+
+
+def test_a_late_receipt_for_a_repeat_counts_for_a_group_that_was_given_up(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        first = put(outbox, 0)
+        repeat = again(outbox, first, 10, NOW + 10_000)
+        outbox.drop_stale(NOW + 600_000, 0)
+    with Outbox.open(path) as outbox:
+        assert outbox.acknowledge([accepted(repeat)], b"proof") == [accepted(first)]
+        assert (outbox.totals().accepted, outbox.totals().given_up) == (1, 0)
 
 
 def test_an_expired_group_is_not_sent_and_given_up(outbox: Outbox) -> None:
@@ -89,9 +127,9 @@ def test_an_expired_group_is_not_sent_and_given_up(outbox: Outbox) -> None:
 
 def test_groups_of_an_old_version_are_given_up(outbox: Outbox) -> None:
     put(outbox, 0, version=1)
-    put(outbox, 1, version=5)
+    fresh = put(outbox, 1, version=5)
     assert outbox.drop_stale(NOW, 5) == 1
-    assert outbox.due(NOW, 0) == [sealed(1)]
+    assert outbox.due(NOW, 0) == [fresh]
 
 
 def test_a_late_receipt_counts_for_a_group_that_was_given_up(outbox: Outbox) -> None:
@@ -130,13 +168,17 @@ def test_totals_and_history_tell_what_became_of_each_group(outbox: Outbox) -> No
 
 def test_totals_outlive_the_groups_that_are_forgotten(outbox: Outbox, path: Path) -> None:
     outbox.acknowledge([accepted(put(outbox, 0))], b"proof")
+    again(outbox, put(outbox, 1), 10, NOW)
+    outbox.drop_stale(NOW, 2)
     with sqlite3.connect(path) as raw:  # as if many groups had come since
-        raw.execute("UPDATE groups SET made = made - ?", (KEPT_GROUPS,))
+        for table in ("groups", "repeats"):
+            raw.execute(f"UPDATE {table} SET made = made - ?", (KEPT_GROUPS,))
     raw.close()
-    put(outbox, 1)
+    put(outbox, 2)
     outbox.drop_stale(NOW, 0)
-    assert [group.counter for group in outbox.history()] == [1]
+    assert [group.counter for group in outbox.history()] == [2]
     assert outbox.totals().accepted == 1
+    assert outbox._database.number("SELECT count(*) FROM repeats") == 0
 
 
 def test_the_same_message_cannot_be_put_twice(outbox: Outbox) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nous_node.node import store
+from nous_node.node import journal_trim
 from nous_node.node.home import DamagedError, DiskFullError, StorageError
 from nous_node.node.store import Journal, StoredCheckpoint, StoredGroup
 from nous_node.protocol.constants import MAX_COUNTER_GAP
@@ -44,9 +44,12 @@ def group(
     checkpoint: bytes = NEW,
     size: int = 100,
     salt: bytes = b"",
+    seal: bytes = b"",
 ) -> StoredGroup:
-    rollout = sha256(b"%d %d" % (counter, version) + key + checkpoint + salt).digest()
-    return StoredGroup(rollout, key, checkpoint, version, counter, NOW, bytes(size))
+    """`salt` is in the content, `seal` in the envelope only."""
+    digest = sha256(b"%d %d" % (counter, version) + key + checkpoint + salt).digest()
+    rollout = sha256(digest + seal).digest()
+    return StoredGroup(rollout, key, checkpoint, version, counter, digest, NOW, bytes(size))
 
 
 def checkpoint(version: int) -> StoredCheckpoint:
@@ -163,6 +166,69 @@ def test_a_group_that_comes_again_has_its_receipt_sent_again(journal: Journal) -
     assert journal.unsent_receipts(10) == [receipt]
 
 
+def test_a_group_sealed_anew_gets_a_receipt_of_its_own_and_no_credit(journal: Journal) -> None:
+    """[GOS-12]"""
+    first, early, late = group(0), group(0, seal=b"1"), group(0, seal=b"2")
+    assert codes(journal.add_many([first, early])) == [None, Code.DUPLICATE]
+    assert [one.id for one in journal.unused()] == [first.id]
+    journal.decide([accepted(first.id, ALICE, 40)])
+    receipts = [accepted(first.id, ALICE, 40), accepted(early.id, ALICE, 40)]
+    assert journal.unsent_receipts(9) == receipts
+    journal.receipts_sent(receipts)
+    assert codes(journal.add_many([late])) == [Code.DUPLICATE]
+    assert journal.unsent_receipts(9) == [accepted(late.id, ALICE, 40)]
+    assert codes(journal.add_many([early, late])) == [Code.DUPLICATE] * 2
+    assert len(journal.unsent_receipts(9)) == 2
+    record, stats = journal.key(ALICE), journal.stats()
+    assert record is not None
+    assert (record.accepted, record.credit, stats.accepted, stats.credit) == (1, 40, 1, 40)
+    assert (stats.unused, journal.holes(ALICE, NEW)) == (1, 0)
+
+
+def test_a_refused_group_sealed_anew_stays_refused(journal: Journal) -> None:
+    journal.add(group(0))
+    error = RemoteError(Code.REWARD_MISMATCH, "no", measured=0.5, threshold=0.1)
+    journal.decide([refused(group(0).id, ALICE, error)])
+    assert codes(journal.add_many([group(0, seal=b"1")])) == [Code.DUPLICATE]
+    receipt = journal.receipt(group(0, seal=b"1").id)
+    assert receipt is not None
+    assert (receipt.code, receipt.measured) == ("reward-mismatch", 0.5)
+    assert journal.stats().refused == {"reward-mismatch": 1}
+
+
+def test_a_repeat_is_known_after_a_restart_and_when_its_group_was_used(path: Path) -> None:
+    with Journal.open(path) as journal:
+        journal.hear(ALICE, "test", NOW, 0)
+        assert codes(journal.add_many([group(0), group(0, seal=b"1")])) == [None, Code.DUPLICATE]
+    with Journal.open(path) as journal:
+        journal.decide([accepted(group(0).id, ALICE, 7)])
+        assert journal.receipt(group(0, seal=b"1").id) == accepted(group(0, seal=b"1").id, ALICE, 7)
+        journal.publish(checkpoint(0), [group(0).id])
+        assert codes(journal.add_many([group(0, seal=b"2")])) == [Code.DUPLICATE]
+        assert journal.receipt(group(0, seal=b"2").id) == accepted(group(0, seal=b"2").id, ALICE, 7)
+
+
+def test_a_repeat_that_the_gossip_path_turned_away_is_answered_if_its_group_is_here(journal: Journal) -> None:
+    journal.add(group(0))
+    journal.decide([accepted(group(0).id, ALICE, 7)])
+    assert journal.repeated(group(0, seal=b"1"))
+    assert journal.receipt(group(0, seal=b"1").id) == accepted(group(0, seal=b"1").id, ALICE, 7)
+    assert not journal.repeated(group(0, salt=b"another"))
+    assert not journal.repeated(group(1))
+    assert not journal.repeated(group(0, BOB))
+
+
+def test_repeats_of_groups_that_are_forgotten_are_forgotten(journal: Journal) -> None:
+    journal.add_many([group(0), group(0, seal=b"1"), group(1), group(1, seal=b"1")])
+    count = journal._database.number
+    journal.trim()
+    assert count("SELECT count(*) FROM repeats") == 2
+    with journal._database.transaction() as connection:
+        connection.execute("DELETE FROM groups WHERE counter = 0")
+    journal.trim()
+    assert count("SELECT count(*) FROM repeats") == 1
+
+
 def test_publishing_uses_groups_once(journal: Journal) -> None:
     groups = [group(counter) for counter in range(3)]
     journal.add_many(groups)
@@ -199,7 +265,7 @@ def test_nothing_journalled_is_lost_by_kill_9(path: Path) -> None:
         "from nous_node.node.store import Journal, StoredCheckpoint, StoredGroup\n"
         "journal = Journal.open(Path(sys.argv[1]))\n"
         "journal.hear(b'A' * 32, 'test', 1, 0)\n"
-        "def group(i): return StoredGroup(bytes([i]) * 32, b'A' * 32, b'1' * 32, 1, i, 1, bytes(25_000))\n"
+        "def group(i): return StoredGroup(bytes([i]) * 32, b'A' * 32, b'1' * 32, 1, i, b'd', 1, bytes(999))\n"
         "for i in range(0, 60, 10): journal.add_many([group(i + j) for j in range(10)])\n"
         "used = [group(i).id for i in range(15)]\n"
         "journal.publish(StoredCheckpoint(0, b'h' * 32, b'm', '/c', 1, {}, {}), used)\n"
@@ -220,9 +286,9 @@ def test_nothing_journalled_is_lost_by_kill_9(path: Path) -> None:
 
 
 def test_the_file_stops_growing(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "KEPT_VERSIONS", 2)
-    monkeypatch.setattr(store, "KEPT_MANIFESTS", 3)
-    monkeypatch.setattr(store, "KEPT_RECEIPTS", 5)
+    monkeypatch.setattr(journal_trim, "KEPT_VERSIONS", 2)
+    monkeypatch.setattr(journal_trim, "KEPT_MANIFESTS", 3)
+    monkeypatch.setattr(journal_trim, "KEPT_RECEIPTS", 5)
     for version in range(12):
         name = sha256(b"checkpoint %d" % version).digest()
         groups = [group(counter, version=version + 1, checkpoint=name) for counter in range(4)]
@@ -243,7 +309,7 @@ def test_the_file_stops_growing(journal: Journal, monkeypatch: pytest.MonkeyPatc
 def test_envelopes_for_audits_have_a_limit_in_bytes(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "KEPT_BYTES", 2_500)
+    monkeypatch.setattr(journal_trim, "KEPT_BYTES", 2_500)
     groups = [group(counter, size=1_000) for counter in range(6)]
     journal.add_many(groups)
     journal.publish(checkpoint(0), [one.id for one in groups[:5]])
@@ -260,7 +326,7 @@ def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: p
     journal.decide([accepted(group(0).id, ALICE, 1)])
     for number in range(5):
         journal.hear(bytes([number]) * 32, "flood", NOW + number, 0)
-    monkeypatch.setattr(store, "KEPT_KEYS", 2)
+    monkeypatch.setattr(journal_trim, "KEPT_KEYS", 2)
     journal.trim()
     assert journal.stats().keys == 2
     assert journal.key(ALICE) is not None

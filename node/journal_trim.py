@@ -1,0 +1,72 @@
+"""What a trainer's journal forgets, so that its file stops growing. Works within a transaction of `store`."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+KEPT_VERSIONS: Final = 64
+"""Versions after which a group that is done with is forgotten. Its checkpoint is stale long before (8 at
+most), so nobody can send it or its counter again."""
+
+KEPT_BYTES: Final = 512 << 20
+"""Envelopes of groups that are done with, kept for audits: 20,000 groups of 25 KB."""
+
+KEPT_RECEIPTS: Final = 200_000
+"""Receipts kept in case their group is sent again, because the first one was lost."""
+
+KEPT_MANIFESTS: Final = 64
+"""Checkpoints whose manifest is kept; of older ones only the figures stay."""
+
+KEPT_KEYS: Final = 262_144
+"""Keys known at once; those that never had a group accepted go first. A greeting costs its sender nothing."""
+
+_DONE: Final = "state IN ('refused', 'used')"
+"""Nothing but an audit, or its sender once more, asks for such a group."""
+
+
+def trim(connection: sqlite3.Connection, limit: int) -> None:
+    """Forgets what nobody needs any more; at most `limit` groups (-1: all)."""
+    (newest,) = connection.execute("SELECT coalesce(max(version), 0) FROM checkpoints").fetchone()
+    horizon = newest - KEPT_VERSIONS
+    old = connection.execute(
+        f"SELECT arrival FROM groups WHERE {_DONE} AND version < ? LIMIT ?", (horizon, limit)
+    ).fetchall()
+    connection.executemany("DELETE FROM groups WHERE arrival = ?", old)
+    connection.executemany("DELETE FROM envelopes WHERE arrival = ?", old)
+    _trim_envelopes(connection, limit)
+    connection.execute("DELETE FROM counters WHERE version < ?", (horizon,))
+    connection.execute("DELETE FROM repeats WHERE first NOT IN (SELECT id FROM groups)")
+    connection.execute(
+        "DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (KEPT_RECEIPTS,)
+    )
+    connection.execute(
+        "UPDATE checkpoints SET envelope = x'' WHERE version BETWEEN ? AND ? AND envelope <> x''",
+        (newest - 2 * KEPT_MANIFESTS, newest - KEPT_MANIFESTS),
+    )
+    _trim_keys(connection)
+
+
+def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
+    """Drops the oldest envelopes that nobody needs but an audit, where all of them take too much room."""
+    (total,) = connection.execute(f"SELECT coalesce(sum(bytes), 0) FROM groups WHERE {_DONE}").fetchone()
+    excess, dropped = total - KEPT_BYTES, []
+    for arrival, size in connection.execute(
+        f"SELECT arrival, bytes FROM groups WHERE {_DONE} AND bytes > 0 ORDER BY version LIMIT ?",
+        (limit,),
+    ):
+        if excess <= 0:
+            break
+        excess -= size
+        dropped.append((arrival,))
+    connection.executemany("DELETE FROM envelopes WHERE arrival = ?", dropped)
+    connection.executemany("UPDATE groups SET bytes = 0 WHERE arrival = ?", dropped)
+
+
+def _trim_keys(connection: sqlite3.Connection) -> None:
+    (known,) = connection.execute("SELECT count(*) FROM keys").fetchone()
+    if known > KEPT_KEYS:
+        connection.execute(
+            "DELETE FROM keys WHERE key IN (SELECT key FROM keys ORDER BY accepted > 0, seen_ms LIMIT ?)",
+            (known - KEPT_KEYS,),
+        )
