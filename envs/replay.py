@@ -1,7 +1,7 @@
 """Verification by replay: the same environment, with a policy that hands out the recorded tokens.
 
 What the environment returns is compared with the record. Prompts, answers to turns, masks, ends and rewards
-are all covered by this one comparison, and only the recomputed rewards are used. [VER-1] [VER-2]
+are all covered by this one comparison, and only the recomputed rewards are used. [VER-3]
 
 `protocol.structure.check_structure` comes first. Then this, which needs no model.
 """

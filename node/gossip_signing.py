@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from libp2p.pubsub.pb import rpc_pb2
 
-from nous_node.protocol.identity import KEY_BYTES, PEER_ID_PREFIX, SIGNATURE_BYTES
+from nous_node.protocol.identity import KEY_BYTES, PEER_ID_PREFIX, SIGNATURE_BYTES, SMALL_ORDER
 
 SIGNING_PREFIX = b"libp2p-pubsub:"
 PEER_ID_BYTES = len(PEER_ID_PREFIX) + KEY_BYTES
@@ -34,9 +34,11 @@ def sign_message(private: Ed25519PrivateKey, origin: bytes, seqno: bytes, topic:
 
 
 def is_signed(message: Any) -> bool:
-    """Whether the signature is that of the Ed25519 key in `from_id`. Never raises."""
+    """Whether the signature is that of the Ed25519 key in `from_id`. Never raises. [NET-5]"""
     origin = message.from_id
     if len(origin) != PEER_ID_BYTES or not origin.startswith(PEER_ID_PREFIX):
+        return False
+    if origin[len(PEER_ID_PREFIX) :] in SMALL_ORDER:  # [IDN-3]
         return False
     if len(message.seqno) != SEQNO_BYTES or len(message.signature) != SIGNATURE_BYTES:
         return False

@@ -33,6 +33,9 @@ KEPT_PROOFS: Final = 512
 KEPT_COUNTERS: Final = 256
 """Checkpoints whose task counter is remembered: far more than the staleness bound lets anyone use."""
 
+_KNOWN_FROM: Final = "known-from"
+"""Name in the table of numbers."""
+
 State = Literal["waiting", "accepted", "refused", "given-up"]
 
 _SCHEMA: Final = Schema(
@@ -138,6 +141,16 @@ class Outbox:
                     (KEPT_COUNTERS,),
                 )
         return int(after) - 1
+
+    @property
+    def known_from(self) -> int:
+        """Newest version when our key was made known: later ones count for it [TSK-6]. -1: it never was."""
+        row = self._database.one("SELECT value FROM numbers WHERE name = ?", (_KNOWN_FROM,))
+        return row[0] if row is not None and isinstance(row[0], int) else -1
+
+    def note_known(self, version: int) -> None:
+        """A hello was published while `version` was the newest, or a trainer says that it heard it then."""
+        self._database.write("INSERT OR REPLACE INTO numbers VALUES(?, ?)", (_KNOWN_FROM, version))
 
     def put(self, data: bytes, *, checkpoint: bytes, version: int, counter: int) -> bytes:
         """Stores a sealed group before it is published; returns its envelope id."""

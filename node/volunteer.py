@@ -116,6 +116,7 @@ class _Volunteer:
         self.holdings = Holdings(network, following, folder, report)
         self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
+        self.contribution.known_from = outbox.known_from
         self.environments = playable(self.manifest, settings.env, report)
         self.pacing = Pacing(self.manifest.staleness)
         self.versions: dict[bytes, int] = {}
@@ -193,7 +194,8 @@ class _Volunteer:
                 lag = self.following.version - self.versions.pop(item.rollout, self.following.version)
                 self.pacing.receipt(lag, item.code == Code.STALE)
                 if item.code == Code.KEY_TOO_NEW:
-                    self.contribution.known_from = max(self.contribution.known_from, self.following.version)
+                    heard = self.following.version if item.threshold is None else int(item.threshold) - 1
+                    self._note_known(heard)
         return judgement.verdict
 
     # --- what goes out ---------------------------------------------------------------------------
@@ -206,12 +208,18 @@ class _Volunteer:
                 version = self.following.version
                 try:
                     await self.network.publish(self.topic, self._sealed(Kind.HELLO, hello.to_bytes()))
-                    if self.contribution.known_from < 0:
-                        self.contribution.known_from = version
+                    if not 0 <= self.contribution.known_from <= version:  # or of a journal that was lost
+                        self._note_known(version)
                 except NoSubscribersError:
                     await trio.sleep(0.2)
                     continue
             await trio.sleep(HELLO_SECONDS)
+
+    def _note_known(self, version: int) -> None:
+        """Later versions count for our key; remembered, because a trainer draws no new beacon for a key that
+        comes back."""
+        self.contribution.known_from = version
+        self.outbox.note_known(version)
 
     def _unknown(self) -> bool:
         """Whether no checkpoint counts for our key yet."""

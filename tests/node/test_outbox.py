@@ -196,6 +196,17 @@ def test_counters_run_without_holes_for_each_checkpoint(path: Path) -> None:
         assert outbox.next_counter(CHECKPOINT) == 3
 
 
+def test_the_version_from_which_the_key_counts_outlives_a_restart(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        assert outbox.known_from == -1
+        outbox.next_seq()
+        outbox.note_known(3)
+    with Outbox.open(path) as outbox:
+        assert outbox.known_from == 3
+        outbox.note_known(5)
+        assert outbox.known_from == 5
+
+
 def test_sequence_numbers_are_never_used_again(path: Path) -> None:
     used: list[int] = []
     for _ in range(3):
