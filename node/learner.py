@@ -11,6 +11,7 @@ database. What it holds in memory can be rebuilt from the journal and the last p
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from nous_node.protocol.errors import Code, NousError, RemoteError
 from nous_node.protocol.receipts import accepted, refused
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import save_checkpoint, save_private, tensor_hash
+from nous_node.trainer.errors import CheckpointError
 from nous_node.trainer.optim import Optimizer
 from nous_node.trainer.policy import Policy
 from nous_node.trainer.step import Group, Trajectory, UpdateReport, update
@@ -52,6 +54,10 @@ from .runfolder import RunFolder
 from .verification import CheckedGroup, Verifier
 from .versions import Versions
 
+DURABLE_SECONDS = 5.0
+"""Versions between two that are flushed to the disk may be lost to a power failure; the trainer then goes
+on from an older one. With many versions a second the flushes would take a tenth of the learner's time."""
+
 
 @dataclass(slots=True)
 class Learner:
@@ -71,6 +77,10 @@ class Learner:
     aged: list[bytes]
     """Groups that became too old to train on; the next checkpoint says that they are done with."""
     baseline: Baseline
+    note: str
+    """What the trainer has to be told about how it was opened; empty where all was well."""
+    flushed: float
+    """When a checkpoint was last made safe against a power failure, in seconds of the monotonic clock."""
 
     @classmethod
     def open(cls, message: Open) -> Learner:
@@ -83,9 +93,7 @@ class Learner:
         config = learning.update_config(manifest.sampling.temperature, manifest.sampling.max_tokens)
         verifier = Policy.load(model, manifest.model.dtype, message.device)
         optimizer = Optimizer(policy, config.optimizer)
-        state = folder.optimizer(message.version)
-        if state.is_dir():
-            optimizer.load(state)
+        fresh = _resumed(optimizer, folder.optimizer_of(model))
         environments = [make_entry(entry) for entry in manifest.environments]
         highest = {
             entry.id: environment.levels
@@ -105,6 +113,8 @@ class Learner:
             held=deque(),
             aged=[],
             baseline=Baseline(message.baseline),
+            note=fresh,
+            flushed=-DURABLE_SECONDS,
         )
 
     def evaluate(self) -> float | None:
@@ -188,8 +198,11 @@ class Learner:
         staleness: float,
     ) -> Updated:
         target = self.folder.checkpoint(self.version)
-        save_checkpoint(self.policy, target)
-        save_private(self.optimizer, self.folder.optimizer(self.version))
+        durable = time.monotonic() - self.flushed >= DURABLE_SECONDS
+        save_checkpoint(self.policy, target, durable=durable)
+        save_private(self.optimizer, self.folder.optimizer(self.version), durable=durable)
+        if durable:
+            self.flushed = time.monotonic()
         self.versions.remember(self.version, target)
         every = self.learning.evaluate_every
         greedy = self.evaluate() if every and self.version % every == 0 else None
@@ -227,6 +240,16 @@ class Learner:
             self.version = message.version
 
 
+def _resumed(optimizer: Optimizer, state: Path) -> str:
+    """Takes up the optimizer's state where there is one; otherwise why it begins afresh."""
+    try:
+        if state.is_dir():
+            optimizer.load(state)
+        return ""
+    except CheckpointError as error:
+        return f"{error} It begins afresh, which costs some steps."
+
+
 def _group(group: CheckedGroup) -> Group:
     return Group(
         [Trajectory(one.tokens, one.trained, one.logprobs, one.advantages) for one in group.trajectories],
@@ -252,7 +275,7 @@ def serve(pipe: ParentPipe[FromLearner, ToLearner]) -> None:
         match message:
             case Open():
                 learner = Learner.open(message)
-                pipe.send(Opened(learner.evaluate() if message.evaluate else None))
+                pipe.send(Opened(learner.evaluate() if message.evaluate else None, learner.note))
             case Verify(groups) if learner is not None:
                 pipe.send(Verdicts(learner.verify(groups)))
                 while (updated := learner.step()) is not None:

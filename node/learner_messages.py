@@ -58,6 +58,8 @@ class Published(msgspec.Struct, tag=True):
 class Opened(msgspec.Struct, tag=True):
     greedy: float | None
     """Held-out accuracy of the checkpoint, where it was measured."""
+    note: str = ""
+    """What is not as it was left, for people."""
 
 
 class Judged(msgspec.Struct):

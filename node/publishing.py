@@ -8,14 +8,15 @@ from pathlib import Path
 
 import msgspec
 
-from nous_node.protocol.checkpoints import FULL, CheckpointManifest, checkpoint_hash
+from nous_node.protocol.checkpoints import FULL, CheckpointManifest, checkpoint_hash, files_hash
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_MANIFEST
 from nous_node.protocol.encoding import read
 from nous_node.protocol.envelope import Kind, seal, unseal
+from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.identity import Identity
 from nous_node.trainer.model_folder import weight_files
 
-from .blobs import BlobIndex
+from .blobs import BlobIndex, verify_folder
 from .create import folder_entries
 from .following import Following, Head, now_ms
 from .learner_messages import Updated
@@ -48,17 +49,40 @@ class Publisher:
         assert head is not None
         return head
 
-    def resume(self) -> None:
-        """Takes up the journal's checkpoints, or publishes version 0."""
-        for stored in self._journal.checkpoints(self._held):
-            manifest = read(
-                unseal(stored.envelope, MAX_MANIFEST).content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST
+    def resume(self) -> str:
+        """Takes up the journal's checkpoints, or publishes version 0.
+
+        Where the newest is damaged on disk (a power failure, a bad sector) the run goes on from the newest
+        that is whole, published again under the next number; the sentence returned says so. Raises
+        LocalError where none is whole.
+        """
+        stored = [_stored(row) for row in self._journal.checkpoints(self._held)]
+        base = self._folder.checkpoint(0)
+        if not stored:
+            self._publish(base, self._base(base))
+            return ""
+        for head, folder in stored:
+            self._take(head, folder)
+        whole = [(head.manifest, folder) for head, folder in stored if _is_whole(head, folder)]
+        if whole and whole[-1][0] is self.head.manifest:
+            return ""
+        manifest, folder = whole[-1] if whole else (self._base(base), base)
+        damaged = self.head.version
+        renewed = self._publish(folder, self._renewed(manifest)).version
+        return (
+            f"Version {damaged} is damaged on this disk: the run goes on from version {manifest.version}, "
+            f"published again as version {renewed}."
+        )
+
+    def _base(self, folder: Path) -> CheckpointManifest:
+        """Version 0, checked against the run's manifest."""
+        files = folder_entries(folder)
+        if files_hash(files) != self._folder.manifest.base:
+            raise LocalError(
+                f"The base checkpoint {folder} is not what the run began with, and no newer one is whole. "
+                "Restore the run's folder from a backup, or make a new run with `nous-node init`."
             )
-            self._take(Head(stored.hash, manifest, stored.envelope), Path(stored.folder))
-        if self._following.head is None:
-            base = self._folder.checkpoint(0)
-            tensors = base_tensors(base)
-            self._publish(base, CheckpointManifest(0, FULL, folder_entries(base), tensors, self._entropy(32)))
+        return CheckpointManifest(0, FULL, files, base_tensors(folder), self._entropy(32))
 
     def update(self, updated: Updated) -> Head:
         """Publishes what the learner made, and marks its groups as used, in one transaction."""
@@ -78,10 +102,14 @@ class Publisher:
     def renew(self) -> Head:
         """Publishes the same weights again with a new beacon, for keys that came after the last one."""
         head = self.head
-        manifest = msgspec.structs.replace(
-            head.manifest, version=head.version + 1, parent=head.hash, beacon=self._entropy(32)
+        return self._publish(self.folders[head.version], self._renewed(head.manifest))
+
+    def _renewed(self, manifest: CheckpointManifest) -> CheckpointManifest:
+        """The content of `manifest` as the version after the newest."""
+        head = self.head
+        return msgspec.structs.replace(
+            manifest, version=head.version + 1, parent=head.hash, beacon=self._entropy(32)
         )
-        return self._publish(self.folders[head.version], manifest)
 
     def prune(self, keep: int) -> None:
         """Deletes folders of versions that nobody needs: all but the base, the newest `keep` and those that
@@ -130,6 +158,20 @@ class Publisher:
         for old in [version for version in self.folders if version <= head.version - self._held]:
             del self.folders[old]
         self.heads = {digest: known for digest, known in self.heads.items() if known.version in self.folders}
+
+
+def _stored(row: StoredCheckpoint) -> tuple[Head, Path]:
+    content = unseal(row.envelope, MAX_MANIFEST).content(MAX_MANIFEST)
+    manifest = read(content, CheckpointManifest, MAX_MANIFEST)
+    return Head(row.hash, manifest, row.envelope), Path(row.folder)
+
+
+def _is_whole(head: Head, folder: Path) -> bool:
+    try:
+        verify_folder(folder, head.manifest.files)
+    except RemoteError:
+        return False
+    return True
 
 
 def base_tensors(folder: Path) -> dict[str, bytes]:

@@ -44,6 +44,11 @@ class RunFolder:
     def optimizer(self, version: int) -> Path:
         return self.path / "optimizer" / f"{version:06d}"
 
+    def optimizer_of(self, checkpoint: Path) -> Path:
+        """The state that belongs to a checkpoint's folder; a version that only renews a beacon has none of
+        its own."""
+        return self.path / "optimizer" / checkpoint.name
+
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """Raises LocalError where the folder holds no run, or a damaged one."""

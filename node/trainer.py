@@ -100,7 +100,9 @@ async def trainer(
     index = BlobIndex()
     with Journal.open(folder.journal) as journal:
         publisher = Publisher(identity, folder, journal, following, index, entropy)
-        await trio.to_thread.run_sync(publisher.resume)
+        problem = await trio.to_thread.run_sync(publisher.resume)
+        if problem:
+            report(Note(problem, "warning"))
         async with open_network(identity.seed, config) as network:
             node = _Trainer(settings, folder, journal, publisher, following, network, report)
             network.serve(
@@ -262,6 +264,8 @@ class _Trainer:
         )
         if first:
             self.training.opened(opened.greedy)
+        if opened.note:
+            self.report(Note(opened.note, "warning"))
         if self.following.version != head.version:  # a beacon was renewed meanwhile
             await self.coach.published(self.following.version)
         self.fed = self.held = 0

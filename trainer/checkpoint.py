@@ -46,9 +46,12 @@ READ_BYTES = 1 << 20
 MAX_HEADER_BYTES = 64 << 20
 
 
-def save_checkpoint(policy: Policy, folder: Path, dtype: str | None = None) -> None:
+def save_checkpoint(policy: Policy, folder: Path, dtype: str | None = None, *, durable: bool = True) -> None:
     """Writes the policy as a plain transformers folder, weights in `dtype` ("float32", "bfloat16"; default:
     as computed). An existing folder of that name is replaced. Raises CheckpointError if it cannot be written.
+
+    `durable`: whether it is to survive a power failure, which costs several disk flushes; a killed process
+    loses nothing either way.
     """
     stored = policy.dtype if dtype is None else DTYPES[dtype]
     weights = {n: t.to(device="cpu", dtype=stored).contiguous() for n, t in policy.tensors().items()}
@@ -60,12 +63,12 @@ def save_checkpoint(policy: Policy, folder: Path, dtype: str | None = None) -> N
         _set_dtype(place / CONFIG_FILE, stored)
         save_file(weights, place / WEIGHTS_FILE, metadata={"format": "pt"})
 
-    _write_whole(folder, write)
+    _write_whole(folder, write, durable)
 
 
-def save_private(optimizer: Optimizer, folder: Path) -> None:
+def save_private(optimizer: Optimizer, folder: Path, *, durable: bool = True) -> None:
     """Writes what only the trainer needs to go on, in the same all-or-nothing way."""
-    _write_whole(folder, optimizer.save)
+    _write_whole(folder, optimizer.save, durable)
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
@@ -128,14 +131,16 @@ def check_files(folder: Path, expected: Mapping[str, bytes]) -> None:
             )
 
 
-def _write_whole(folder: Path, write: Callable[[Path], None]) -> None:
+def _write_whole(folder: Path, write: Callable[[Path], None], durable: bool) -> None:
     with _disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
         try:
             write(place)
-            _flush(place)
+            _flush(place, durable)
             _replace(place, folder)
+            if durable:
+                _sync(folder.parent)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -150,15 +155,16 @@ def _replace(place: Path, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         os.rename(place, folder)
-    _sync(folder.parent)
 
 
-def _flush(place: Path) -> None:
+def _flush(place: Path, durable: bool) -> None:
     place.chmod(0o755)  # mkdtemp and safetensors make things private; a checkpoint is public
     for path in place.iterdir():
         path.chmod(0o644)
-        _sync(path)
-    _sync(place)
+        if durable:
+            _sync(path)
+    if durable:
+        _sync(place)
 
 
 def _sync(path: Path) -> None:
