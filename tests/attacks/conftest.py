@@ -3,15 +3,18 @@
 `victim` opens a node that reads one topic and serves one protocol; after every attack,
 `victim.still_serves()` brings a fresh honest node that asks and publishes. Hostile sides use py-libp2p as
 it comes (its own Noise, its own Yamux) or a bare socket.
+
+`arena` is a trainer with a line to it; `honest` a volunteer's key that it knows. What a `Forger` says is well
+signed and well sent, and wrong.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -30,6 +33,10 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from multiaddr import Multiaddr
 
 from nous_node.node.network import Network, NetworkConfig, Verdict, open_network
+
+if TYPE_CHECKING:
+    from .arena import Arena
+    from .forger import Forger
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"
 TOPIC = "/nous/1/run/rollouts/0"
@@ -176,3 +183,33 @@ def raw_yamux() -> Opener:
 async def agree(conn: Any, protocol: str) -> None:
     """multistream-select one protocol, or raise."""
     await MultiselectClient().select_one_of([protocol], MultiselectCommunicator(conn), 5)
+
+
+@pytest.fixture(scope="session")
+def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Any]:
+    from .arena import Arena  # imports torch, which the attacks on libp2p need not wait for
+
+    @contextmanager
+    def opened(learning: dict[str, Any]) -> Iterator[Arena]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("nous_node.node.trainer.STATUS_SECONDS", 0.05)
+            arena = Arena(tmp_path_factory.mktemp("arena"), learning)
+            try:
+                yield arena
+            finally:
+                arena.stop()
+
+    return opened
+
+
+@pytest.fixture(scope="session")
+def arena(make_arena: Callable[[dict[str, Any]], Any]) -> Iterator[Arena]:
+    """A trainer whose policy stays as it is: an update would need more groups than all tests send."""
+    with make_arena({"groups": 1000}) as arena:
+        yield arena
+
+
+@pytest.fixture(scope="session")
+def honest(arena: Arena) -> Forger:
+    """A key that counts in the arena."""
+    return arena.known("honest")
