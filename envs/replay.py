@@ -124,8 +124,8 @@ def replay(
     group: RolloutGroup,
     settings: PolicySettings,
     threshold: float,
-) -> list[float]:
-    """The rewards of a group's trajectories, computed again; the only ones to be used.
+) -> list[Trajectory]:
+    """A group's trajectories, made again; their rewards and components are the only ones to be used.
 
     `threshold`: largest absolute difference of a claimed reward or advantage (`Thresholds.reward`).
     Raises RemoteError: PROMPT_MISMATCH, SEGMENTS, FINISH, GROUP_SIZE, ADVANTAGES, REWARD_MISMATCH, or
@@ -143,7 +143,7 @@ def replay(
     for index, (ours, theirs) in enumerate(zip(returned, recorded, strict=True)):
         _compare(index, ours, theirs)
         _compare_numbers(index, ours, theirs, threshold)
-    return [trajectory.reward for trajectory in returned]
+    return returned
 
 
 def _collected(

@@ -74,12 +74,13 @@ class Verifier:
         environment = self._environments[assignment.environment]
         level = candidate.levels.get(group.env, 0)
         task = environment.task(assignment.task_seed, level)
-        rewards = replay(environment, task, group, settings, self._manifest.thresholds.reward)  # [VER-3]
+        made = replay(environment, task, group, settings, self._manifest.thresholds.reward)  # [VER-3]
         trajectories = [
             _arrays(group, number, assignment, self._manifest.sampling.logprobs)
             for number in range(len(group.trajectories))
         ]
-        correct = [one.components.get("correct", one.reward) for one in group.trajectories]
+        rewards = [one.reward for one in made]
+        correct = [one.components.get("correct", one.reward) for one in made]
         return CheckedGroup(candidate, trajectories, rewards, correct, group.env, level)
 
     def _assignment(self, candidate: Candidate, group: RolloutGroup) -> Assignment:

@@ -48,7 +48,8 @@ class Case:
 
     def replay_group(self, trajectories: list[Trajectory]) -> list[float]:
         group = msgspec.structs.replace(self.group, trajectories=trajectories)
-        return replay(self.environment, self.task, group, self.settings, 1e-6)
+        made = replay(self.environment, self.task, group, self.settings, 1e-6)
+        return [trajectory.reward for trajectory in made]
 
     def code(self, **changes: Any) -> Code:
         with pytest.raises(RemoteError) as caught:
