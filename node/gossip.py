@@ -50,8 +50,6 @@ MAX_TOPICS_PER_PEER = 64  # a trainer of a large run reads a few dozen shards
 # A reader waits this long for a slow consumer before it gives a message up (counted): below the 5 s
 # after which a stock py-libp2p peer takes its stream for dead.
 CONSUMER_PATIENCE_S = 2.0
-# A publisher waits this long for one slow peer while others have room; then it leaves that peer out.
-PUBLISH_PATIENCE_S = 5.0
 # A peer that takes nothing for this long while its queue is full is disconnected.
 WRITE_STALL_S = 30.0
 WRITE_BATCH = 64 * 1024  # one Noise message, one system call
@@ -263,7 +261,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         match self._judge(subscription, msg.data, msg_forwarder):
             case Verdict.ACCEPT:
                 counters.accepted += 1
-                self.mesh.forward(msg_forwarder, msg, mid, topic, trio.current_time())
+                await self.mesh.forward(msg_forwarder, msg, mid, topic, trio.current_time())
                 if not await self._deliver(subscription, msg.data, msg_forwarder):
                     counters.consumer_slow += 1
                     self.seen_messages.discard(mid)  # gossip may bring it again
@@ -338,9 +336,13 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         self.stats.topic(topic_id).published += 1
         await trio.lowlevel.checkpoint()
 
+    async def flush(self) -> None:
+        """Until what was published has been handed to the connections."""
+        for queue in list(self.peer_queues.values()):
+            await queue.wait_written()
+
     async def _wait_for_room(self, topic: str, mid: bytes) -> list[OutboundQueue]:
         """The recipients' queues, each with room; at least one."""
-        deadline = trio.current_time() + PUBLISH_PATIENCE_S
         while True:
             queues = [
                 self.peer_queues[peer]
@@ -350,15 +352,18 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
             if not queues:
                 raise NoSubscribersError(topic)
             ready = [queue for queue in queues if queue.has_room]
-            late = [queue for queue in queues if not queue.has_room and not queue.stalled]
+            late = [queue for queue in queues if not queue.has_room and queue.patience > 0]
             if ready and not late:
                 self.stats.publish_skipped_slow_peer += len(queues) - len(ready)
                 return ready
-            with trio.move_on_at(deadline if ready else trio.current_time() + PUBLISH_PATIENCE_S):
-                await _first_room(late or queues)
-            if ready and trio.current_time() >= deadline:
-                for queue in late:
-                    queue.stalled = not queue.has_room
+            if not ready:
+                await _first_room(queues)
+                continue
+            start = trio.current_time()
+            with trio.move_on_after(min(queue.patience for queue in late)):
+                await _first_room(late)
+            for queue in late:
+                queue.spend(trio.current_time() - start)
 
 
 async def _first_room(queues: list[OutboundQueue]) -> None:

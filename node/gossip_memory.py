@@ -27,6 +27,11 @@ QUEUE_BYTES = 4 * 1024 * 1024
 # Control messages are small and many may come at once (one GRAFT or IHAVE a topic).
 QUEUE_CONTROL = 512
 
+# How long we wait for one peer's full queue while other peers have room: this much at once, and a tenth
+# of the time in the long run. So a slow reader slows the flow, and a hostile one cannot stop it.
+PATIENCE_S = 5.0
+PATIENCE_REFILL = 0.1
+
 
 class SeenMessages:
     """A set of ids that forgets: an id stays for at least one generation, at most two."""
@@ -91,9 +96,11 @@ class OutboundQueue:
         self._messages: deque[bytes] = deque()
         self._bytes = 0
         self._closed = False
+        self._writing = False  # the last batch is on its way
         self._filled = ParkingLot()
         self._drained = ParkingLot()
-        self.stalled = False  # a publisher has given up waiting; cleared when something goes out
+        self._patience = PATIENCE_S
+        self._patience_at = trio.current_time()
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -123,17 +130,50 @@ class OutboundQueue:
         self._filled.unpark_all()
         return True
 
+    @property
+    def patience(self) -> float:
+        """Seconds that others may still wait for this peer now."""
+        now = trio.current_time()
+        refill = (now - self._patience_at) * PATIENCE_REFILL
+        self._patience, self._patience_at = min(PATIENCE_S, self._patience + refill), now
+        return self._patience
+
+    def spend(self, seconds: float) -> None:
+        """Others have waited this long until now."""
+        self._patience -= seconds
+        self._patience_at = trio.current_time()
+
+    async def push_patiently(self, frame: bytes) -> bool:
+        """Queue a message, waiting for room as long as there is patience; False if it did not fit."""
+        if not self.has_room and self.patience > 0:
+            start = trio.current_time()
+            with trio.move_on_after(self.patience):
+                await self.wait_room()
+            self.spend(trio.current_time() - start)
+        return self.push_message(frame)
+
     async def wait_room(self) -> None:
         """Until there is room or the queue is closed."""
         while not self.has_room and not self._closed:
             await self._drained.park()
 
+    async def wait_written(self) -> None:
+        """Until all that was queued has been written, or the queue is closed."""
+        while (self._messages or self._writing) and not self._closed:
+            await self._drained.park()
+
     async def pop_batch(self, limit: int) -> bytes:
-        """What is queued, at least one frame, about `limit` bytes; b"" once closed."""
+        """What is queued, at least one frame, about `limit` bytes; b"" once closed.
+
+        Asking for the next batch says that the last one was written.
+        """
+        self._writing = False
+        self._drained.unpark_all()
         while not self._control and not self._messages:
             if self._closed:
                 return b""
             await self._filled.park()
+        self._writing = True
         batch: list[bytes] = []
         size = 0
         while self._control and size < limit:
@@ -144,7 +184,6 @@ class OutboundQueue:
             self._bytes -= len(frame)
             batch.append(frame)
             size += len(frame)
-        self.stalled = False
         self._drained.unpark_all()
         return batch[0] if len(batch) == 1 else b"".join(batch)
 

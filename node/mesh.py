@@ -99,8 +99,11 @@ class Mesh(GossipSub):  # type: ignore[misc]  # untyped base
         self.mcache.put(message)
         self.time_since_last_publish[topic] = int(now)
 
-    def forward(self, forwarder: Any, message: Any, mid: bytes, topic: str, now: float) -> None:
-        """Hand a validated message on. A full queue drops its copy: lazy gossip repairs that."""
+    async def forward(self, forwarder: Any, message: Any, mid: bytes, topic: str, now: float) -> None:
+        """Hand a validated message on; waits for full queues within their patience, then counts the loss.
+
+        The caller reads the forwarder's stream, so waiting slows the forwarder down.
+        """
         self.note_published(topic, message, now)
         exclude = (forwarder, self.pubsub.peer_id_of(message.from_id))
         if len(message.data) >= IDONTWANT_MIN_BYTES:
@@ -112,7 +115,7 @@ class Mesh(GossipSub):  # type: ignore[misc]  # untyped base
         counters = self.stats.topic(topic)
         for peer in peers:
             queue = self.pubsub.peer_queues.get(peer)
-            if queue is not None and queue.push_message(wire):
+            if queue is not None and await queue.push_patiently(wire):
                 counters.forwarded += 1
             else:
                 counters.not_forwarded += 1

@@ -120,6 +120,9 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
 
     async def reset(self) -> None:
         """End both directions now."""
+        if self.muxed_conn.is_closed:  # a reader may still take what had arrived before
+            self.connection_lost()
+            return
         if not self.is_closed:
             self.muxed_conn.send_reset(self.stream_id)
         self._end_by_reset()

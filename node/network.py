@@ -63,7 +63,8 @@ DEFAULT_MAX_CONNECTIONS = 128
 DIAL_S = 10.0  # TCP, Noise and Yamux: a dozen round trips on the worst link
 PING_INTERVAL_S = 10.0  # silence after which a connection is pinged
 PING_DEADLINE_S = 15.0  # silence after a ping that closes it: beyond any pause of a loaded machine
-CLOSE_S = 2.0  # for saying goodbye to all peers at the end
+FLUSH_S = 1.0  # for sending what is published at the end
+CLOSE_S = 2.0  # for saying goodbye to all peers after that
 
 DEFAULT_REQUEST_S = 30.0  # a 1 MiB chunk at 35 KB/s
 DEFAULT_PER_PEER = 8  # requests of one peer at once: chunks in flight of a busy downloader
@@ -195,9 +196,9 @@ class Network:
     async def publish(self, topic: str, data: bytes) -> None:
         """Sign and send to the topic's readers; returns when it is queued for each of them.
 
-        Waits while their queues are full (64 messages or 4 MiB a peer); a peer that takes nothing for
-        5 s while others do is left out and counted. Raises OversizePublishError or NoSubscribersError;
-        in both cases nothing was sent.
+        Waits while their queues are full (64 messages or 4 MiB a peer). While some have room, one peer's
+        full queue is waited for during 5 s, and a tenth of the time in the long run; then it is left out
+        and counted. Raises OversizePublishError or NoSubscribersError; in both cases nothing was sent.
         """
         await self._gossip.publish(topic, data)
 
@@ -262,6 +263,8 @@ class Network:
                 raise ListenError(address, "the system refused it")
 
     async def _close(self) -> None:
+        with trio.CancelScope(deadline=trio.current_time() + FLUSH_S, shield=True):
+            await self._gossip.flush()
         with trio.CancelScope(deadline=trio.current_time() + CLOSE_S, shield=True):
             async with trio.open_nursery() as nursery:
                 for connection in self._swarm.get_connections():
@@ -274,7 +277,7 @@ async def open_network(seed: bytes, config: NetworkConfig) -> AsyncIterator[Netw
 
     Raises ListenError or AddressError before the block starts.
     """
-    logging.getLogger("libp2p").setLevel(logging.CRITICAL)  # it logs what peers do wrong; we count it
+    _silence_libp2p()
     stats = NetworkStats()
     host = build_host(seed, config.max_connections, stats, UploadLimit(config.upload_limit))
     gossip = Gossip(host, seed, stats)
@@ -294,6 +297,14 @@ async def open_network(seed: bytes, config: NetworkConfig) -> AsyncIterator[Netw
             nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def _silence_libp2p() -> None:
+    """It logs what peers do wrong, which we count, and some of it through the root logger, which then
+    sets itself up to print over our display."""
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    if not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
 
 
 def parse_peer_id(peer: str) -> Any:

@@ -21,7 +21,7 @@ class TopicCounters:
     rejected: int = 0
     duplicates: int = 0
     forwarded: int = 0  # copies handed to a peer's outbound queue
-    not_forwarded: int = 0  # copies not queued: that peer's queue was full (gossip repairs it)
+    not_forwarded: int = 0  # copies not queued: that peer's queue was full for too long
     consumer_slow: int = 0  # accepted, not delivered: the consumer stayed behind too long
 
 

@@ -269,33 +269,36 @@ async def test_a_message_is_resent_a_few_times_only(victim, stock_peer) -> None:
 
 async def test_a_subscriber_may_join_while_large_messages_flow(victim) -> None:
     """Unpatched, two writers interleaved on one stream and the receiver's process ended."""
-    large = [bytes([number]) * 150_000 for number in range(40)]
     async with victim() as node, open_network(b"p" * 32, NetworkConfig(listen=())) as publisher:
         await publisher.connect(node.address)
         await publisher.wait_subscriber(TOPIC)
-        received = []
+        joined = trio.Event()
+        sent, received = [], []
 
         async def collect() -> None:
-            while len(received) < len(large):
+            while not received or received[-1] != b"last":
                 received.append((await node.inbox.receive())[0])
+
+        async def join_and_read() -> None:
+            async with open_network(b"j" * 32, NetworkConfig(listen=())) as late:
+                inbox = late.subscribe(TOPIC, lambda data, peer: Verdict.ACCEPT, capacity=100)
+                await late.connect(node.address)
+                data, _ = await inbox.receive()
+                assert data in sent
+                joined.set()
+                while data != b"last":
+                    data, _ = await inbox.receive()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(collect)
-            for number, data in enumerate(large):
-                if number == 10:
-                    nursery.start_soon(join_and_read, node.address, large[-1])
-                await publisher.publish(TOPIC, data)
-        assert received == large
+            while len(sent) < 20 or not joined.is_set():
+                sent.append(len(sent).to_bytes(2, "big") * 75_000)
+                await publisher.publish(TOPIC, sent[-1])
+                if len(sent) == 10:
+                    nursery.start_soon(join_and_read)
+            await publisher.publish(TOPIC, b"last")
+        assert received == [*sent, b"last"]
         await node.still_serves()
-
-
-async def join_and_read(address: str, last: bytes) -> None:
-    async with open_network(b"j" * 32, NetworkConfig(listen=())) as late:
-        inbox = late.subscribe(TOPIC, lambda data, peer: Verdict.ACCEPT, capacity=100)
-        await late.connect(address)
-        with trio.fail_after(10):
-            while (await inbox.receive())[0] != last:
-                pass
 
 
 async def test_a_slow_consumer_slows_its_peers_and_loses_nothing_silently(victim) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from nous_node.node import gossip as gossip_module
-from nous_node.node import liveness
+from nous_node.node import gossip_memory, liveness
 from nous_node.node.gossip_memory import QUEUE_MESSAGES
 from nous_node.node.network import MAX_PUBLISH_BYTES, NetworkConfig, Verdict, open_network
 from nous_node.node.network_errors import (
@@ -208,6 +208,19 @@ async def test_subscribers_do_not_get_their_own_messages() -> None:
             inboxes[0].receive_nowait()
 
 
+async def test_what_was_published_is_sent_before_the_network_closes() -> None:
+    async with nodes(1) as (reader,):
+        inbox = reader.subscribe(TOPIC, accept, capacity=10)
+        for number in range(5):
+            async with open_network(b"p" * 32, NetworkConfig(listen=())) as publisher:
+                await publisher.connect(reader.addresses[0])
+                await publisher.wait_subscriber(TOPIC)
+                for _ in range(10):
+                    await publisher.publish(TOPIC, bytes([number]) * 50_000)
+            for _ in range(10):
+                assert (await inbox.receive())[0][0] == number
+
+
 async def test_a_late_subscriber_gets_what_was_just_published() -> None:
     async with nodes(3) as (first, late, publisher):
         inbox = first.subscribe(TOPIC, accept, capacity=10)
@@ -294,7 +307,7 @@ async def test_a_consumer_that_never_reads_costs_counted_messages(monkeypatch) -
 
 async def test_one_stuck_peer_does_not_hold_the_others(monkeypatch) -> None:
     monkeypatch.setattr(gossip_module, "CONSUMER_PATIENCE_S", 60.0)
-    monkeypatch.setattr(gossip_module, "PUBLISH_PATIENCE_S", 0.1)
+    monkeypatch.setattr(gossip_memory, "PATIENCE_S", 0.1)
     async with nodes(3) as (stuck, reader, publisher):
         stuck.subscribe(TOPIC, accept, capacity=1)
         inbox = reader.subscribe(TOPIC, accept, capacity=10)

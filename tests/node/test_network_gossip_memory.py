@@ -6,6 +6,8 @@ from libp2p.pubsub.pb import rpc_pb2
 
 from nous_node.node import gossip_memory
 from nous_node.node.gossip_memory import (
+    PATIENCE_REFILL,
+    PATIENCE_S,
     QUEUE_MESSAGES,
     SEEN_GENERATION_S,
     OutboundQueue,
@@ -116,6 +118,39 @@ async def test_closing_a_queue_wakes_both_sides() -> None:
     assert await queue.pop_batch(1) == b""
     assert not queue.push_message(b"x")
     assert not queue.push_control(b"x")
+
+
+async def test_patience_is_spent_and_comes_back_slowly(autojump_clock) -> None:
+    queue = OutboundQueue()
+    while queue.push_message(b"x"):
+        pass
+    start = trio.current_time()
+    assert not await queue.push_patiently(b"x")
+    assert trio.current_time() - start == pytest.approx(PATIENCE_S)
+    assert not await queue.push_patiently(b"x")  # refused at once
+    assert trio.current_time() - start == pytest.approx(PATIENCE_S, abs=0.01)
+    await trio.sleep(10)
+    assert queue.patience == pytest.approx(10 * PATIENCE_REFILL, abs=0.01)
+
+
+async def test_written_means_that_the_next_batch_was_asked_for() -> None:
+    queue = OutboundQueue()
+    queue.push_message(b"x")
+    written = []
+
+    async def wait() -> None:
+        await queue.wait_written()
+        written.append(True)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await queue.pop_batch(10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not written
+        nursery.start_soon(queue.pop_batch, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert written
+        queue.close()
 
 
 @pytest.mark.parametrize("rate", [0, -1.0])
