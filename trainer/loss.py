@@ -1,8 +1,8 @@
-"""The policy loss: decoupled PPO with a two-sided clip. Pure functions of tensors; suffix N trained tokens.
+"""The policy loss: PPO with a two-sided clip, decoupled or not. Pure functions; suffix N trained tokens.
 
-Three policies: *behaviour* sampled the tokens (a volunteer, some versions ago); *proximal* is the policy when
-this update began; *current* is being changed. The trust region is around the proximal one, the behaviour
-policy is only corrected for (AReaL, https://arxiv.org/abs/2505.24298, section 5.2):
+Three policies: *behaviour* sampled the tokens (a volunteer, some versions ago); *proximal* is the middle of
+the trust region; *current* is being changed. Decoupled PPO (AReaL, https://arxiv.org/abs/2505.24298, section
+5.2) takes the policy when the update began as proximal and only corrects for the behaviour policy:
 
     loss = -w * min(min(r, cap) * A, clip(r, 1 - low, 1 + high) * A)
     r = current / proximal,  w = min(proximal / behaviour, importance_cap)
@@ -37,6 +37,17 @@ class Aggregation(StrEnum):
     FIXED = "fixed"
     """Sum over each sample by a fixed length: long wrong answers are not spared (Dr. GRPO,
     https://arxiv.org/abs/2503.20783, section 3.1)."""
+
+
+class Anchor(StrEnum):
+    """The middle of the trust region."""
+
+    BEHAVIOUR = "behaviour"
+    """The policy that sampled (PPO, https://arxiv.org/abs/1707.06347): what the versions since then have
+    already done for a token counts as done. On sorting with data two versions old this reaches in 100 steps
+    what the other does not reach in 500, because each version pushes the same tokens again."""
+    PROXIMAL = "proximal"
+    """The policy when the update began (decoupled PPO): stale data is used in full."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +139,18 @@ def chosen_logprobs(logits_NV: Tensor, targets_N: Tensor, temperature: float) ->
 class _ChosenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        scaled_NV = logits_NV.float() if temperature == 1.0 else logits_NV.float() / temperature
-        total_N = scaled_NV.logsumexp(-1)
-        logprobs_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - total_N
-        scaled_NV = scaled_NV - total_N[:, None]
-        probabilities_NV = scaled_NV.exp()
-        entropy_N = -torch.linalg.vecdot(probabilities_NV, scaled_NV.clamp_(min=-1e4))
+        scaled_NV = logits_NV.to(torch.float32, copy=True)
+        if temperature != 1.0:
+            scaled_NV /= temperature
+        scaled_NV -= scaled_NV.amax(-1, keepdim=True)
+        weights_NV = scaled_NV.exp()
+        total_N = weights_NV.sum(-1)
+        logprobs_N = scaled_NV.gather(1, targets_N[:, None])[:, 0] - total_N.log()
+        mean_N = torch.linalg.vecdot(weights_NV, scaled_NV) / total_N
+        if mean_N.isnan().any():  # 0 * -inf
+            mean_N = torch.linalg.vecdot(weights_NV, scaled_NV.clamp_(min=-1e4)) / total_N
+        entropy_N = total_N.log() - mean_N
+        probabilities_NV = weights_NV.div_(total_N[:, None])
         ctx.save_for_backward(probabilities_NV, targets_N)
         ctx.temperature, ctx.dtype = temperature, logits_NV.dtype
         ctx.mark_non_differentiable(entropy_N)

@@ -21,6 +21,7 @@ from .batch import MicroBatch, Sample, flatten, micro_batches
 from .errors import BatchError, ConfigError
 from .loss import (
     Aggregation,
+    Anchor,
     ClipRange,
     LossInputs,
     LossOutputs,
@@ -39,7 +40,7 @@ class UpdateConfig:
     `minibatches` optimizer steps are made over the samples, `epochs` times. `temperature` is the sampling
     temperature. `fixed_length` (tokens) divides under the aggregation "fixed". `token_budget` bounds a
     forward pass. `count_flat`: whether samples of groups without signal count in the mean of the loss (the
-    step then shrinks as fewer groups have something to teach).
+    step then shrinks as fewer groups have something to teach). `anchor`: the middle of the trust region.
     """
 
     advantage: AdvantageKind = AdvantageKind.GRPO
@@ -52,6 +53,7 @@ class UpdateConfig:
     fixed_length: int = 512
     token_budget: int = 4096
     count_flat: bool = False
+    anchor: Anchor = Anchor.BEHAVIOUR
 
     def __post_init__(self) -> None:
         if min(self.minibatches, self.epochs, self.fixed_length, self.token_budget) < 1:
@@ -121,7 +123,7 @@ def update(
     flat_samples = sum(len(g.rewards) for g in groups) - len(samples) if config.count_flat else 0
 
     tally = _Tally()
-    stepping = config.epochs * config.minibatches > 1
+    stepping = config.epochs * config.minibatches > 1 and config.anchor is Anchor.PROXIMAL
     proximal = _logprobs(policy, samples, config) if stepping else None
     for _ in range(config.epochs):
         for part in _minibatches(len(samples), config.minibatches):
@@ -203,11 +205,16 @@ def _backward(
     for batch in _micro_batches(policy, samples, config):
         places = batch.places_N
         current, entropy = chosen_logprobs(policy.logits(batch), batch.targets_N, config.temperature)
+        behaviour = behaviour_N[places]
+        if config.anchor is Anchor.BEHAVIOUR:
+            proximal = behaviour
+        else:
+            proximal = current.detach() if proximal_N is None else proximal_N[places]
         outputs = policy_loss(
             LossInputs(
                 current,
-                current.detach() if proximal_N is None else proximal_N[places],
-                behaviour_N[places],
+                proximal,
+                behaviour,
                 advantages_N[places],
                 weights_N[places],
             ),

@@ -21,7 +21,7 @@ import torch
 
 from nous_node.trainer.advantage import AdvantageKind, Baseline
 from nous_node.trainer.generate import Completion, Request, generate, uniforms
-from nous_node.trainer.loss import Aggregation
+from nous_node.trainer.loss import Aggregation, Anchor
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
 from nous_node.trainer.prefill import Recorded, prefill
@@ -77,7 +77,8 @@ def run(seed: int, arguments: argparse.Namespace, config: UpdateConfig) -> dict[
     spent, steps, curve, flat = 0.0, 0, {}, 0
     marks = iter(arguments.marks)
     mark = next(marks)
-    while spent < arguments.seconds:
+    limit = arguments.steps or 10**9
+    while steps < limit and (arguments.steps or spent < arguments.seconds):
         start = time.process_time()
         volunteer.load_tensors(past[0])
         work = tasks(f"{seed} {steps}", arguments.prompts)
@@ -89,7 +90,7 @@ def run(seed: int, arguments: argparse.Namespace, config: UpdateConfig) -> dict[
         past.append({n: t.clone() for n, t in policy.tensors().items()})
         steps += 1
         spent += time.process_time() - start + arguments.toll * arguments.prompts / 1e3
-        if mark is not None and spent > mark:
+        if mark is not None and (steps if arguments.steps else spent) >= mark:
             curve[mark] = round(greedy(policy, seed), 3)
             mark = next(marks, None)
     return {
@@ -97,6 +98,7 @@ def run(seed: int, arguments: argparse.Namespace, config: UpdateConfig) -> dict[
         "before": round(before, 3),
         "after": round(greedy(policy, seed), 3),
         "steps": steps,
+        "seconds": round(spent, 1),
         "reward": round(report.reward, 3),
         "flat": round(flat / steps / arguments.prompts, 2),
         "entropy": round(report.entropy, 3),
@@ -109,6 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default=DEFAULT_FOLDER)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--seconds", type=float, default=45)
+    parser.add_argument("--steps", type=int, default=0, help="stop after these instead; marks count them too")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--lag", type=int, default=0)
@@ -116,6 +119,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--unverified", action="store_true")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--hold", type=int, default=0)
+    parser.add_argument("--anchor", default="behaviour")
+    parser.add_argument("--beta1", type=float, default=0.9)
     parser.add_argument("--beta2", type=float, default=0.95)
     parser.add_argument("--minibatches", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=1)
@@ -132,11 +137,14 @@ def main() -> None:
     config = UpdateConfig(
         advantage=AdvantageKind(arguments.advantage),
         aggregation=Aggregation(arguments.aggregation),
-        optimizer=OptimizerConfig(rate=arguments.rate, hold=arguments.hold, betas=(0.9, arguments.beta2)),
+        optimizer=OptimizerConfig(
+            rate=arguments.rate, hold=arguments.hold, betas=(arguments.beta1, arguments.beta2)
+        ),
         minibatches=arguments.minibatches,
         epochs=arguments.epochs,
         fixed_length=MAX_TOKENS,
         count_flat=arguments.count_flat,
+        anchor=Anchor(arguments.anchor),
     )
     results = [run(int(seed), arguments, config) for seed in arguments.seeds.split(",")]
     print(json.dumps({"bench": "loop", "cpu_seconds": arguments.seconds, "runs": results}))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nous_node.trainer.advantage import (
     AdvantageKind,
     Baseline,

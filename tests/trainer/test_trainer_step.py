@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+
 from nous_node.trainer.advantage import AdvantageKind, Baseline
 from nous_node.trainer.errors import BatchError, ConfigError
 from nous_node.trainer.generate import Request, generate
-from nous_node.trainer.loss import Aggregation
+from nous_node.trainer.loss import Aggregation, Anchor
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
 from nous_node.trainer.step import Group, Trajectory, UpdateConfig, update
@@ -88,13 +91,31 @@ def test_first_step_on_fresh_samples_is_neither_clipped_nor_truncated(policy, ag
     assert report.steps == 1
 
 
-def test_epochs_and_minibatches_make_several_steps_around_one_proximal_policy(policy):
-    optimizer, config = fresh(policy, epochs=4, minibatches=2, optimizer=OptimizerConfig(rate=1e-2, warmup=0))
+@pytest.mark.parametrize("anchor", list(Anchor))
+def test_epochs_and_minibatches_make_several_steps_around_one_policy(policy, anchor):
+    fast = OptimizerConfig(rate=1e-2, warmup=0)
+    optimizer, config = fresh(policy, anchor=anchor, epochs=4, minibatches=2, optimizer=fast)
     report = update(policy, optimizer, make_groups(policy), config, Baseline())
     assert report.steps == optimizer.steps == 8
     assert report.clipped_high + report.clipped_low > 0
     assert report.kl > 1e-4
-    assert report.truncated == 0  # proximal and behaviour are the same policy here
+    assert report.truncated == 0  # the samples are fresh: proximal and behaviour are one policy
+
+
+def test_stale_tokens_are_clipped_around_their_own_policy_or_weighted(policy):
+    """Samples that seem to come from a policy that found their tokens half as likely."""
+    stale = [
+        Group([replace(t, behaviour_logprobs=t.behaviour_logprobs - 1) for t in g.trajectories], g.rewards, 0)
+        for g in make_groups(policy)
+    ]
+    reports = {}
+    for anchor in Anchor:
+        optimizer, config = fresh(policy, anchor=anchor)
+        reports[anchor] = update(policy, optimizer, stale, config, Baseline())
+    assert reports[Anchor.BEHAVIOUR].clipped_high > 0.2
+    assert reports[Anchor.BEHAVIOUR].truncated == 0
+    assert reports[Anchor.PROXIMAL].clipped_high == 0
+    assert reports[Anchor.PROXIMAL].truncated > 0.9
 
 
 def test_groups_without_signal_are_dropped_but_counted(policy):
