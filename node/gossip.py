@@ -23,6 +23,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.message import DecodeError
 from libp2p.peer.id import ID
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
@@ -125,8 +126,10 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
                 try:
                     await self._write_to(peer)
                     attempt = 0
-                except Exception:  # the peer has no gossip yet, or its stream broke
-                    self.stats.fault("gossip-stream-retry")
+                except MultiselectClientError:
+                    pass  # the peer has no gossip, or not yet
+                except Exception:
+                    self.stats.fault("gossip-stream-broken")
                 self._forget(peer)
                 await trio.sleep(_RETRY_S[min(attempt, len(_RETRY_S) - 1)])
                 attempt += 1
@@ -143,7 +146,12 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         for topic in [t for t, peers in self.peer_topics.items() if peer in peers]:
             await self.mesh.on_peer_subscribed(peer, topic)
         self._note_subscribers()
-        muxed = stream.muxed_stream
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_close_with, stream.muxed_stream, queue)
+            await self._pump(peer, stream.muxed_stream, queue)
+            nursery.cancel_scope.cancel()
+
+    async def _pump(self, peer: Any, muxed: Any, queue: OutboundQueue) -> None:
         while batch := await queue.pop_batch(WRITE_BATCH):
             with trio.move_on_after(WRITE_STALL_S) as scope:
                 await muxed.write(batch)
@@ -364,6 +372,15 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
                 await _first_room(late)
             for queue in late:
                 queue.spend(trio.current_time() - start)
+
+
+async def _close_with(muxed: Any, queue: OutboundQueue) -> None:
+    """Nothing comes back on the stream that we write to; its end tells us before a message is lost."""
+    try:
+        while await muxed.read(1024):
+            pass
+    except (MuxedStreamError, MuxedConnUnavailable):
+        queue.close()
 
 
 async def _first_room(queues: list[OutboundQueue]) -> None:

@@ -204,6 +204,10 @@ class Mesh(GossipSub):  # type: ignore[misc]  # untyped base
 
     # Keeping
 
+    def _perform_opportunistic_grafting(self, topic: str, peers_to_graft: Any) -> int:
+        """Without score weights every peer looks better than the mesh, and all would be grafted."""
+        return 0
+
     async def run(self) -> None:
         """The heartbeat, until cancelled."""
         while True:
