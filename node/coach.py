@@ -21,6 +21,10 @@ OPEN_SECONDS = 600.0
 """Until a learner has loaded policy and optimizer and measured the held-out accuracy."""
 
 
+SILENCE_SECONDS = 1800.0
+"""Until a learner that works on a batch is taken for hanging: an update of a model of billions on a CPU."""
+
+
 class LearnerError(LocalError):
     """The learner cannot go on by being started again."""
 
@@ -67,7 +71,11 @@ class Coach:
 
     async def receive(self) -> FromLearner:
         """The learner's next message. Raises ChildDied, or LearnerError with its own words."""
-        message = await self._running.receive()
+        message: FromLearner | None = None
+        with trio.move_on_after(SILENCE_SECONDS):
+            message = await self._running.receive()
+        if message is None:
+            raise ChildDied(f"The learner said nothing for {SILENCE_SECONDS / 60:.0f} minutes and was ended.")
         if isinstance(message, Broken):
             raise LearnerError(message.text)
         return message

@@ -11,13 +11,14 @@ learner; when too many groups are pending it stops reading, and the volunteers' 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 
 import trio
 
 from nous_node.protocol.constants import MAX_ADDRESSES
-from nous_node.protocol.envelope import Envelope, Kind, unseal
+from nous_node.protocol.envelope import Envelope, Kind
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
 from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
@@ -32,14 +33,14 @@ from nous_node.protocol.streams import (
 )
 
 from .blobs import BlobIndex
-from .coach import Coach, LearnerError
 from .config import Settings
 from .discovery import nearby
 from .events import Note, Report, RunReady, Summary
 from .following import Following, Head, now_ms
 from .home import Home
-from .learner_messages import Candidate, Judged, Open, Rested, Updated, Verdicts
+from .learner_messages import Updated
 from .learning import read_learning
+from .lessons import Lessons
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
@@ -51,15 +52,8 @@ from .training import Training
 INBOX = 32
 """Accepted messages between the network and the journal: one transaction's worth."""
 
-BACKLOG_UPDATES = 2
-"""Updates' worth of groups that may wait for the learner before the trainer stops reading and volunteers
-wait: more would only be older when its turn comes."""
-
 MAX_REPEATED = 1024
 """Receipts of groups that are not in the journal, kept until they are sent."""
-
-VERIFY_BATCH = 64
-"""Groups of one verification: one prefill for each of their versions."""
 
 RECEIPT_BATCH = 1024
 """Receipts of one message: 100 KB."""
@@ -71,9 +65,6 @@ STATUS_SECONDS = 1.0
 
 IDLE_SECONDS = 1.0
 """A run without an update in work for this long draws a new beacon for keys that wait."""
-
-MAX_FAILURES = 5
-"""Learners that die one after the other, without a verdict between, before the trainer gives up."""
 
 
 async def trainer(
@@ -130,23 +121,14 @@ class _Trainer:
         self.manifest = folder.manifest
         learning = read_learning(folder.learning)
         self.keep = learning.keep_checkpoints
-        self.backlog = BACKLOG_UPDATES * learning.groups
-        self.held = 0
-        """Accepted groups that wait in the learner."""
         self.judged: dict[bytes, Judgement] = {}
         """By message: what the gossip path found out about those in the inbox."""
         self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
-        self.work = trio.Event()
-        """Set when there are groups that the learner has not seen."""
-        self.room = trio.Event()
-        """Set when the learner took some."""
-        self.busy = False
-        """Whether the learner has groups in work, or an update to come."""
-        self.fed = 0
-        """Arrival of the last group that the learner was given."""
         self.training = Training(following, journal)
-        self.coach = Coach(threads=settings.threads, log=folder.path / "learner.log")
+        self.lessons = Lessons(
+            settings, folder, learning, journal, publisher, self.training, self._updated, report
+        )
 
     async def run(self, stop: trio.Event) -> None:
         try:
@@ -155,7 +137,7 @@ class _Trainer:
                     topic = self.following.topics.rollouts(shard)
                     inbox = self.network.subscribe(topic, self._judge(shard), INBOX)
                     nursery.start_soon(self._intake_loop, inbox)
-                for loop in (self._learner_loop, self._receipt_loop, self._beacon_loop, self._status_loop):
+                for loop in (self.lessons.loop, self._receipt_loop, self._beacon_loop, self._status_loop):
                     nursery.start_soon(loop)
                 addresses = list(self.network.addresses)[:MAX_ADDRESSES]
                 invite = Invite(self.following.run, addresses).to_text()
@@ -165,7 +147,7 @@ class _Trainer:
                 await self._send_receipts()
                 nursery.cancel_scope.cancel()
         finally:
-            await self.coach.close()
+            await self.lessons.coach.close()
 
     # --- groups come in --------------------------------------------------------------------------
 
@@ -201,9 +183,7 @@ class _Trainer:
                 except (trio.WouldBlock, trio.EndOfChannel):
                     break
             self._journal([(data, self.judged.pop(data)) for data in batch if data in self.judged])
-            while self.journal.count_pending() + self.held > self.backlog:
-                self.room = trio.Event()
-                await self.room.wait()
+            await self.lessons.room()
 
     def _journal(self, batch: list[tuple[bytes, Judgement]]) -> None:
         groups: list[StoredGroup] = []
@@ -221,97 +201,9 @@ class _Trainer:
                     groups.append(_stored(envelope, group, version, data))
         for error in self.journal.add_many(groups):
             if error is None:
-                self.work.set()
+                self.lessons.work.set()
             elif error.code != Code.DUPLICATE:
                 self.training.refused(error.code)
-
-    # --- the learner -----------------------------------------------------------------------------
-
-    async def _learner_loop(self) -> None:
-        """Keeps a learner at work; one that dies is followed by another at the last published version."""
-        failures = 0
-        while True:
-            try:
-                await self._open_learner()
-                async for _ in self._lessons():
-                    failures = 0
-            except ChildDied as error:
-                failures += 1
-                again = f"{error} It is started again at version {self.following.version}."
-                self.report(Note(again, "warning"))
-                if failures >= MAX_FAILURES:
-                    log = self.folder.path / "learner.log"
-                    raise LearnerError(
-                        f"The learner died {failures} times in a row; its log is {log}."
-                    ) from error
-                await trio.sleep(0.5 * 2**failures)
-
-    async def _open_learner(self) -> None:
-        head = self.publisher.head
-        self.training.doing = "starting the learner"
-        first = self.training.greedy_base is None
-        opened = await self.coach.open(
-            Open(
-                folder=str(self.folder.path),
-                version=head.version,
-                checkpoint=str(self.publisher.folders[head.version]),
-                folders={version: str(folder) for version, folder in self.publisher.folders.items()},
-                levels=dict(head.manifest.levels),
-                device=self.settings.device,
-                threads=self.settings.threads,
-                evaluate=first,
-            )
-        )
-        if first:
-            self.training.opened(opened.greedy)
-        if opened.note:
-            self.report(Note(opened.note, "warning"))
-        if self.following.version != head.version:  # a beacon was renewed meanwhile
-            await self.coach.published(self.following.version)
-        self.fed = self.held = 0
-
-    async def _lessons(self) -> AsyncIterator[None]:
-        """Feeds the learner one batch after the other and takes what it says; yields after each batch."""
-        while True:
-            batch = self.journal.unused(VERIFY_BATCH, self.fed)
-            if not batch:
-                self.busy = False
-                self.training.doing = "waiting for groups"
-                self.work = trio.Event()
-                await self.work.wait()
-                continue
-            self.busy = True
-            self.training.doing = "verifying and learning"
-            self.fed = batch[-1].arrival
-            await self.coach.verify([self._candidate(group) for group in batch])
-            while not isinstance(message := await self.coach.receive(), Rested):
-                match message:
-                    case Verdicts(groups):
-                        self._decide(groups)
-                    case Updated() as updated:
-                        await self._updated(updated)
-                    case other:
-                        raise LearnerError(f"The learner said {type(other).__name__}, which was not asked.")
-            self.held = message.held
-            self.room.set()
-            yield
-
-    def _candidate(self, group: StoredGroup) -> Candidate:
-        head = self.publisher.heads.get(group.checkpoint)
-        return Candidate(
-            id=group.id,
-            body=unseal(group.envelope).content(),
-            key=group.key,
-            version=group.version,
-            checkpoint=group.checkpoint,
-            beacon=bytes(32) if head is None else head.manifest.beacon,
-            levels={} if head is None else dict(head.manifest.levels),
-            accepted=group.state == "accepted",
-        )
-
-    def _decide(self, judged: list[Judged]) -> None:
-        self.journal.decide([one.receipt for one in judged])
-        self.training.decided(judged)
 
     # --- checkpoints and receipts go out ---------------------------------------------------------
 
@@ -320,21 +212,20 @@ class _Trainer:
         head = self.publisher.update(updated)
         self.report(self.training.published(head, updated))
         await self._announce(head)
-        await self.coach.published(head.version)
+        await self.lessons.coach.published(head.version)
         self.publisher.prune(self.keep)
 
     async def _beacon_loop(self) -> None:
         """Draws a new beacon for keys heard of since the last one, when no update is near. [TSK-6]"""
         while True:
             await trio.sleep(IDLE_SECONDS)
-            if self.busy or not self.journal.newcomers(self.following.version):
+            if self.lessons.turn.locked() or not self.journal.newcomers(self.following.version):
                 continue
-            head = self.publisher.renew()
+            async with self.lessons.turn:
+                head = self.publisher.renew()
+                with suppress(ChildDied):  # the next learner is opened at this version
+                    await self.lessons.coach.published(head.version)
             await self._announce(head)
-            try:
-                await self.coach.published(head.version)
-            except ChildDied:
-                continue  # the next learner is opened at this version
 
     async def _announce(self, head: Head) -> None:
         """Gossips the head; whoever misses it asks for it within seconds."""
