@@ -15,6 +15,7 @@ import make_cddl
 import vectors_encoding
 import vectors_envelopes
 import vectors_gossip
+import vectors_model
 import vectors_rollouts
 import vectors_runs
 import vectors_schema
@@ -43,6 +44,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
     "receipts": ("Receipts: chapter 10.", vectors_runs.receipts),
     "hellos": ("Hellos: chapter 10.", vectors_runs.hellos),
+    "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
 }
 

@@ -106,6 +106,10 @@ def _replays() -> list[Scene]:
         Scene("another message with a used number", "GOS-5").hears(hello(seq=5), ACCEPT).hears(hello(seq=5, ts=NOW + 1), "ignore sequence-reused", 1),
         Scene("numbers need not come in order", "GOS-5").hears(hello(seq=5), ACCEPT).hears(hello(seq=3), ACCEPT),
         Scene("the same number from another key", "GOS-5").hears(hello(seq=5), ACCEPT).hears(hello(BOB, 5), ACCEPT, topic=topic_of(BOB)),
+        Scene("a group that is sent again, sealed anew, is a new message", "GOS-12")
+        .hears(rollout(0), ACCEPT)
+        .hears(rollout(0), "ignore duplicate", 10_000)
+        .hears(rollout(0, 1, ts=NOW + 10_000, exp=NOW + 70_000), ACCEPT, 10_000),
         Scene("again after it expired", "GOS-5").hears(hello(), ACCEPT).hears(hello(), "ignore expired", 120_000),
         Scene("a number may serve again when its message has expired", "GOS-5")
         .hears(hello(seq=5), ACCEPT)

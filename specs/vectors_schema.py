@@ -84,6 +84,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "chunks": {"data": BYTES, "hash": HEX, "code?": CODE},
     "receipts": {"envelope": HEX, "body?": HEX, "code?": CODE},
     "hellos": {"body": HEX, "code?": CODE},
+    "nous-default": {"text": TEXT, "tokens": INTS, "logits": NUMBERS, "tolerance": NUMBER, "weights": HEX},
     "sort-digits": {
         "seed?": HEX,
         "level?": INT,

@@ -22,7 +22,9 @@ from nous_node.protocol.gossip import IGNORED
 TREE = Path(__file__).parents[2]
 SPECS = TREE / "specs"
 CHAPTERS = sorted(SPECS.glob("[0-9][0-9]-*.md"))
-TEXTS = {path.name: path.read_text() for path in [*CHAPTERS, *sorted(SPECS.glob("envs/*.md"))]}
+FURTHER = [*sorted(SPECS.glob("envs/*.md")), *sorted(SPECS.glob("models/*.md"))]
+TEXTS = {path.name: path.read_text() for path in [*CHAPTERS, *FURTHER]}
+CONFIGS = sorted(SPECS.glob("config/*.toml"))
 VECTORS = {path.stem: json.loads(path.read_text()) for path in sorted(SPECS.glob("vectors/*.json"))}
 ID = r"[A-Z]{3}-[0-9]+"
 
@@ -97,6 +99,20 @@ def test_constants_are_those_of_the_config_file(name: str) -> None:
 def test_no_constant_is_missing_in_the_config_file() -> None:
     names = {name.lower() for name in vars(constants) if re.fullmatch("[A-Z][A-Z0-9_]*", name)}
     assert names == set(CONFIG["constants"])
+
+
+def test_limits_in_chapters_are_those_of_the_config_files() -> None:
+    known: dict[str, Any] = {}
+    for path in CONFIGS:
+        for table in tomllib.loads(path.read_text()).values():
+            known |= table
+    told = 0
+    for name, text in TEXTS.items():
+        if "\n## Limits\n" in text and "| constant | value |" in text:
+            for constant, value, *_ in rows(text, "Limits"):
+                assert float(value.split()[0].replace(",", "")) == known[constant], f"{name}: {constant}"
+                told += 1
+    assert told >= 9
 
 
 def test_every_requirement_has_a_vector_or_a_reason() -> None:
@@ -271,7 +287,7 @@ def test_vectors_conform_to_their_schema(name: str) -> None:
 
 def test_generators_and_chapters_are_in_the_index() -> None:
     index = (SPECS / "README.md").read_text()
-    for path in [*CHAPTERS, *SPECS.glob("envs/*.md")]:
+    for path in [*CHAPTERS, *FURTHER]:
         assert f"({path.relative_to(SPECS).as_posix()})" in index
     for name in VECTORS:
         assert f"`{name}`" in index, f"no step is tested with {name}"

@@ -252,6 +252,12 @@ def drive_sort_digits(case: Case) -> None:
     assert environment.score(task, case["solution"], True).reward == 1.0
 
 
+def drive_model(case: Case) -> None:
+    """The tokens; the logits need the model: `tests/trainer` compares them."""
+    assert list(case["text"].encode()) == case["tokens"]
+    assert len(case["logits"]) == 259
+
+
 DRIVERS: dict[str, Callable[[Case], None]] = {
     "encoding": drive_encoding,
     "identities": drive_identity,
@@ -272,6 +278,7 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "chunks": drive_chunk,
     "receipts": drive_receipts,
     "hellos": drive_hello,
+    "nous-default": drive_model,
     "sort-digits": drive_sort_digits,
 }
 

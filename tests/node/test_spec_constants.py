@@ -1,0 +1,60 @@
+"""What the specification tells of timers and limits outside `protocol` is what the code does."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SPECS = Path(__file__).parents[2] / "specs"
+CONFIG = {
+    f"{folder}.{name}": table
+    for folder, tables in tomllib.loads((SPECS / "config" / "node.toml").read_text()).items()
+    for name, table in tables.items()
+}
+
+
+def plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_constants_are_those_of_the_config_file(name: str) -> None:
+    module = importlib.import_module(f"nous_node.{name}")
+    for key, value in CONFIG[name].items():
+        assert plain(getattr(module, key.upper())) == value, key
+
+
+CHAPTER_OF = {
+    "03-transport.md": (
+        "node.hardening node.muxer node.muxer_stream node.gossip node.gossip_memory node.mesh node.offences "
+        "node.network node.relay node.requests node.liveness node.following node.holdings"
+    ),
+    "10-reputation-and-receipts.md": "node.volunteer node.trainer node.pacing",
+}
+"""Chapters whose text has the numbers of these tables."""
+
+IN_OTHER_WORDS = {
+    "node.gossip_memory.patience_refill": "a tenth of the time",
+    "node.liveness.jitter": "30 %",
+    "node.trainer.idle_seconds": "",  # chapter 06: "about a second later"
+    "node.pacing.growth": "+0.1",
+    "node.pacing.decay": "-0.2",
+    "node.pacing.stale_decay": "`stale`, -1",
+    "node.holdings.retry_seconds": "",  # chapter 09
+    "node.hardening.ping_protocol": "/ipfs/ping/1.0.0",
+}
+
+
+@pytest.mark.parametrize("chapter", CHAPTER_OF)
+def test_the_chapter_tells_the_numbers_of_the_config_file(chapter: str) -> None:
+    text = (SPECS / chapter).read_text()
+    for name in CHAPTER_OF[chapter].split():
+        for key, value in CONFIG[name].items():
+            told = str(value) if isinstance(value, str) else f"{value:,.10g}"
+            words = IN_OTHER_WORDS.get(f"{name}.{key}", told)
+            assert re.search(rf"(?<![\d,.]){re.escape(words)}(?![\d]|,\d)", text), f"{name}.{key}: {words}"
