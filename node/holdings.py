@@ -28,6 +28,9 @@ class Holdings:
     def __init__(self, network: Network, following: Following, folder: JoinedFolder, report: Report) -> None:
         self.index = BlobIndex()
         self.newest: Head | None = None
+        self.in_use: Head | None = None
+        """What the worker reads or is about to: a cold start takes it seconds, in which many versions may
+        come and go."""
         self._network, self._following, self._folder, self._report = network, following, folder, report
         self._before: Head | None = None
         self._changed = trio.Event()
@@ -83,8 +86,9 @@ class Holdings:
         await fetch_checkpoint(self._network, peers, head.manifest, folder, self.index, random.Random())
 
     def _drop_old(self) -> None:
-        """Keeps the newest, and the one before: it may be in use, here or by who still fetches it."""
-        keep = {self.folder(head) for head in (self.newest, self._before) if head is not None}
+        """Keeps the newest, the one before, which others may still fetch, and what is in use here."""
+        kept = (self.newest, self._before, self.in_use)
+        keep = {self.folder(head) for head in kept if head is not None}
         for folder in self._folder.checkpoints.iterdir():
             if folder not in keep:
                 self.index.drop(folder)

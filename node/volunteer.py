@@ -267,6 +267,7 @@ class _Volunteer:
             await self.contribution.changed()
 
     async def _load(self, head: Head) -> Loaded:
+        self.holdings.in_use = head
         return await self.engine.load(
             Load(
                 folder=str(self.holdings.folder(head)),
