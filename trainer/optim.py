@@ -129,7 +129,7 @@ class Optimizer:
                 master.copy_(tensors[f"{MASTER}/{name}"])
             if f"{MEAN}/{name}" in tensors:
                 self._inner.state[master] = {
-                    "step": torch.tensor(float(steps)),
+                    "step": torch.tensor(float(steps), device=master.device),
                     "exp_avg": tensors[f"{MEAN}/{name}"].to(master.device, torch.float32).clone(),
                     "exp_avg_sq": tensors[f"{SQUARE}/{name}"].to(master.device, torch.float32).clone(),
                 }

@@ -133,8 +133,9 @@ class Policy:
 
 def _load_model(folder: Path, dtype: torch.dtype) -> Any:
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             folder,
+            output_loading_info=True,
             dtype=dtype,
             local_files_only=True,
             trust_remote_code=False,
@@ -146,6 +147,13 @@ def _load_model(folder: Path, dtype: torch.dtype) -> Any:
             f"The model in {folder} cannot be loaded ({_first_line(error)}); "
             "use a causal language model that this transformers release knows, saved with save_pretrained."
         ) from error
+    # transformers fills what is missing with random numbers and only warns.
+    for lack in ("missing_keys", "mismatched_keys"):
+        if found[lack]:
+            raise ModelError(
+                f"The weights in {folder} do not fit its config.json ({lack.replace('_', ' ')}: "
+                f"{sorted(map(str, found[lack]))[0]}); copy the folder again from its source."
+            )
     return model.eval()
 
 

@@ -22,7 +22,7 @@ BYTES = 256
 PAD, BOS, EOS = 256, 257, 258
 SPECIALS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>"}
 
-# Chosen among the first three: its greedy accuracy (.36) leaves the most to learn.
+# Of the first three: .36 to .45 of held-out tasks right, where 0 and 1 begin at .75 with little to learn.
 SEED = 2
 STEPS = 150
 BATCH = 128
@@ -113,7 +113,9 @@ def write_folder(model: LlamaForCausalLM, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model.config.architectures = ["LlamaForCausalLM"]
     model.config.dtype = torch.bfloat16
-    model.config.to_json_file(folder / "config.json")
+    config = model.config.to_diff_dict()
+    config.pop("transformers_version")  # would change with each release and says nothing
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     make_tokenizer().save(str(folder / "tokenizer.json"))
     names = {f"{name}_token": SPECIALS[i] for name, i in (("pad", PAD), ("bos", BOS), ("eos", EOS))}
     tokenizer_config = names | {

@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nous_node.trainer.errors import ModelError, ModelTooLargeError, RequestError, TensorError
 from nous_node.trainer.model_folder import check_fits, model_facts
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
+from nous_node.trainer.warmstart import warm_start, write_folder
 
 
 @pytest.fixture
@@ -121,6 +123,35 @@ def test_a_model_that_is_no_language_model_is_refused(folder):
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "nonsense"}))
     with pytest.raises(ModelError, match="cannot be loaded"):
         Policy.load(folder)
+
+
+def test_weights_that_lack_a_tensor_are_refused_not_made_up(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="missing keys"):
+        Policy.load(folder)
+
+
+def test_weights_of_other_shapes_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 100}))
+    with pytest.raises(ModelError):
+        Policy.load(folder)
+
+
+def test_the_shipped_folder_is_what_the_script_writes(tmp_path):
+    """All but the weights, whose last bits depend on the processor that trained them."""
+    write_folder(warm_start(0, steps=1), tmp_path)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (DEFAULT_FOLDER / name).read_bytes()
+    assert model_facts(tmp_path) == model_facts(DEFAULT_FOLDER)
+
+
+def test_the_warm_start_depends_on_its_seed_alone():
+    first, second, other = (dict(warm_start(seed, steps=2).named_parameters()) for seed in (1, 1, 2))
+    assert all(torch.equal(w, second[n]) for n, w in first.items())
+    assert not all(torch.equal(w, other[n]) for n, w in first.items())
 
 
 def test_an_unknown_dtype_is_refused(folder):
