@@ -8,7 +8,9 @@ The signal is age, as in delay-based congestion control (Brakmo and Peterson, TC
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from nous_node.protocol.gossip import BURST_SECONDS
 
 FIRST = 32.0
 """Groups at the start: a batch in work and one on its way."""
@@ -20,6 +22,9 @@ DECAY = 0.2
 """Groups fewer for one that came late: down is twice as fast as up."""
 STALE_DECAY = 1.0
 """Groups fewer for one that came too late to be used."""
+
+RATE_SHARE = 0.95
+"""Of the run's rate that a sender uses: relays have clocks of their own, and a hello takes some, too."""
 
 
 @dataclass(slots=True)
@@ -47,3 +52,32 @@ class Pacing:
         """
         room = int(self.window) - waiting
         return min(wanted, room) if 2 * room >= min(wanted, int(self.window)) and room > 0 else 0
+
+
+@dataclass(slots=True)
+class OwnRate:
+    """The run's limit of messages of one key, kept by the sender: beyond it they would be ignored. [GOS-6]"""
+
+    groups_per_second: float
+    """Of the run."""
+    at: int
+    """Unix milliseconds of the last message."""
+    level: float = field(init=False)
+    """Messages that may go out at once; below 0: that many are waiting for their turn."""
+
+    def __post_init__(self) -> None:
+        self.level = self._capacity
+
+    @property
+    def _rate(self) -> float:
+        return self.groups_per_second * RATE_SHARE
+
+    @property
+    def _capacity(self) -> float:
+        return max(self._rate * BURST_SECONDS, 1.0)
+
+    def delay(self, now: int) -> float:
+        """Takes one message's turn; seconds until it comes."""
+        self.level = min(self._capacity, self.level + self._rate * max(0, now - self.at) / 1000) - 1
+        self.at = max(self.at, now)
+        return max(0.0, -self.level) / self._rate

@@ -41,7 +41,7 @@ from .joined import JoinedFolder, enter, playable, refuse_too_large
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
-from .pacing import Pacing
+from .pacing import OwnRate, Pacing
 from .worker_messages import Group, Load, Loaded, Order
 
 HELLO_SECONDS = 10.0
@@ -119,6 +119,7 @@ class _Volunteer:
         self.contribution.known_from = outbox.known_from
         self.environments = playable(self.manifest, settings.env, report)
         self.pacing = Pacing(self.manifest.staleness)
+        self.rate = OwnRate(self.manifest.limits.groups_per_second, now_ms())
         self.versions: dict[bytes, int] = {}
         """Id in the outbox -> version, of groups without a receipt."""
         self.ending = False
@@ -318,6 +319,7 @@ class _Volunteer:
             await self._publish(data)
 
     async def _publish(self, data: bytes) -> None:
+        await trio.sleep(self.rate.delay(now_ms()))
         try:
             await self.network.publish(self.topic, data)
         except NoSubscribersError:

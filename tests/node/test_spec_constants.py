@@ -42,6 +42,7 @@ IN_OTHER_WORDS = {
     "node.gossip_memory.patience_refill": "a tenth of the time",
     "node.liveness.jitter": "30 %",
     "node.trainer.idle_seconds": "",  # chapter 06: "about a second later"
+    "node.pacing.rate_share": "",  # chapter 04
     "node.pacing.growth": "+0.1",
     "node.pacing.decay": "-0.2",
     "node.pacing.stale_decay": "`stale`, -1",
