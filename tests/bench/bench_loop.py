@@ -118,7 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--toll", type=float, default=0.0)
     parser.add_argument("--unverified", action="store_true")
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--hold", type=int, default=0)
+    parser.add_argument("--hold", type=int, default=50)
     parser.add_argument("--anchor", default="behaviour")
     parser.add_argument("--beta1", type=float, default=0.9)
     parser.add_argument("--beta2", type=float, default=0.95)
