@@ -17,7 +17,7 @@ from hashlib import sha256
 
 import trio
 
-from nous_node.protocol.constants import MAX_ADDRESSES
+from nous_node.protocol.constants import MAX_ADDRESSES, MAX_ENVELOPE
 from nous_node.protocol.envelope import Envelope, Kind
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
@@ -228,7 +228,9 @@ class _Trainer:
             await self._announce(head)
 
     async def _announce(self, head: Head) -> None:
-        """Gossips the head; whoever misses it asks for it within seconds."""
+        """Gossips the head; whoever misses it, or it is too large for gossip, asks for it within seconds."""
+        if len(head.envelope) > MAX_ENVELOPE:
+            return
         try:
             await self.network.publish(self.following.topics.checkpoints, head.envelope)
         except NoSubscribersError:
