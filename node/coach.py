@@ -14,6 +14,7 @@ import trio
 
 from nous_node.protocol.errors import LocalError
 
+from .home import StorageError
 from .learner_messages import Broken, Candidate, FromLearner, Open, Opened, Published, ToLearner, Verify
 from .pipe import ChildDied, ChildPipe, end_child, start_child
 
@@ -70,14 +71,14 @@ class Coach:
         await self._running.send(Published(version))
 
     async def receive(self) -> FromLearner:
-        """The learner's next message. Raises ChildDied, or LearnerError with its own words."""
+        """The learner's next message. Raises ChildDied; LearnerError or StorageError with its own words."""
         message: FromLearner | None = None
         with trio.move_on_after(SILENCE_SECONDS):
             message = await self._running.receive()
         if message is None:
             raise ChildDied(f"The learner said nothing for {SILENCE_SECONDS / 60:.0f} minutes and was ended.")
         if isinstance(message, Broken):
-            raise LearnerError(message.text)
+            raise StorageError(message.text) if message.storage else LearnerError(message.text)
         return message
 
     async def close(self) -> None:

@@ -90,6 +90,7 @@ class Learner:
         learning = read_learning(folder.learning)
         model = Path(message.checkpoint)
         policy = Policy.load(model, manifest.model.dtype, message.device, message.threads)
+        policy.folder = folder.checkpoint(0)  # tokenizer and config come from where nothing is ever deleted
         config = learning.update_config(manifest.sampling.temperature, manifest.sampling.max_tokens)
         verifier = Policy.load(model, manifest.model.dtype, message.device)
         optimizer = Optimizer(policy, config.optimizer)
@@ -293,7 +294,7 @@ def main() -> None:
     try:
         serve(pipe)
     except NousError as error:
-        pipe.send(Broken(str(error)))
+        pipe.send(Broken(str(error), storage=isinstance(error, CheckpointError)))
 
 
 if __name__ == "__main__":

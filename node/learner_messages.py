@@ -104,6 +104,8 @@ class Broken(msgspec.Struct, tag=True):
     """The learner cannot go on; the sentence says why."""
 
     text: str
+    storage: bool = False
+    """Whether the disk is the reason."""
 
 
 ToLearner = Open | Verify | Published
