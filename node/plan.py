@@ -21,7 +21,7 @@ from nous_node.trainer import model_folder
 DEFAULT_ENVIRONMENT = "sort-digits"
 DEFAULT_MODEL = Path(model_folder.__file__).parent / "default"
 """The embedded default policy."""
-DEFAULT_MODEL_HASH = "d00690daec8e649ff926aaa4042f1379780c2c451338cc4565c3a81d4bedc5bc"
+DEFAULT_MODEL_HASH = "bd9e5f30f63f6a43114bbdc816cab6cbb2b627e19e31ca574cccbf94552e8217"
 """Its files hash (`checkpoints.files_hash`) as released: thresholds and the demo's figures belong to it."""
 
 Dtype = Literal["float32", "bfloat16"]
