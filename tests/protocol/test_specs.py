@@ -150,6 +150,20 @@ def test_chapters_have_their_parts() -> None:
                 assert f"\n## {part}\n" in text, f"{name} has no {part}"
 
 
+def test_the_index_names_stage_and_revision_of_each_chapter() -> None:
+    index = (SPECS / "README.md").read_text()
+    for path in [*CHAPTERS, *FURTHER]:
+        text = TEXTS[path.name]
+        stage = re.search(r"^\| Stage \| (\d)", text, re.MULTILINE)
+        revision = re.search(r"^\| Revision \| (r\d+)", text, re.MULTILINE)
+        assert stage is not None
+        assert revision is not None
+        target = re.escape(path.relative_to(SPECS).as_posix())
+        assert re.search(rf"\({target}\) \| [^|]+ \| {stage[1]} \| {revision[1]} \|", index), path.name
+        if "\n## Revisions\n" in text:
+            assert f"{revision[1]}: " in text.split("\n## Revisions\n")[1], path.name
+
+
 def test_links_lead_somewhere() -> None:
     for path in SPECS.rglob("*.md"):
         for target in re.findall(r"[\w`]\]\(([^)#*]+)\)", path.read_text()):
