@@ -21,7 +21,7 @@ import torch
 
 from nous_node.trainer.advantage import AdvantageKind, Baseline
 from nous_node.trainer.generate import Completion, Request, generate, uniforms
-from nous_node.trainer.loss import Aggregation, Anchor
+from nous_node.trainer.loss import Aggregation, Anchor, ClipRange
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
 from nous_node.trainer.prefill import Recorded, prefill
@@ -119,6 +119,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--unverified", action="store_true")
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--hold", type=int, default=50)
+    parser.add_argument("--clip-low", type=float, default=0.2)
+    parser.add_argument("--clip-high", type=float, default=0.28)
     parser.add_argument("--anchor", default="behaviour")
     parser.add_argument("--beta1", type=float, default=0.9)
     parser.add_argument("--beta2", type=float, default=0.95)
@@ -145,6 +147,7 @@ def main() -> None:
         fixed_length=MAX_TOKENS,
         count_flat=arguments.count_flat,
         anchor=Anchor(arguments.anchor),
+        clip=ClipRange(low=arguments.clip_low, high=arguments.clip_high),
     )
     results = [run(int(seed), arguments, config) for seed in arguments.seeds.split(",")]
     print(json.dumps({"bench": "loop", "cpu_seconds": arguments.seconds, "runs": results}))
