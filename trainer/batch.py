@@ -29,7 +29,7 @@ SHARED_COLUMNS = 512
 LOGIT_ELEMENTS = 1 << 27
 
 
-class Sequence_(Protocol):  # noqa: N801 (Sequence is taken)
+class TokenSequence(Protocol):
     """Token ids with the places where the policy sampled."""
 
     @property
@@ -100,7 +100,7 @@ class _Row:
 
 
 def micro_batches(
-    sequences: Sequence[Sequence_],
+    sequences: Sequence[TokenSequence],
     token_budget: int,
     vocab_size: int,
     share_prompts: bool = True,
@@ -122,7 +122,7 @@ def flatten(arrays: Sequence[NDArray[np.float32]], device: torch.device | str = 
     return torch.from_numpy(joined.astype(np.float32, copy=False)).to(device)
 
 
-def _rows(sequences: Sequence[Sequence_], share_prompts: bool) -> list[_Row]:
+def _rows(sequences: Sequence[TokenSequence], share_prompts: bool) -> list[_Row]:
     """Sequences with trained tokens, gathered by their tokens before the first trained one."""
     families: dict[object, list[_Member]] = {}
     start = 0

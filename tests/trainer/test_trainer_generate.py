@@ -132,3 +132,23 @@ def test_broken_weights_are_named(small_folder):
     policy.load_tensors({n: w * torch.nan for n, w in policy.tensors().items()})
     with pytest.raises(LogitsError):
         generate(policy, mixed_requests(1), 1.0, ())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.15)])
+def test_the_plain_forward_computes_the_logits_of_the_model(small_folder, dtype, tolerance):
+    policy = Policy.load(small_folder, dtype)
+    tokens = torch.randint(0, 1500, (3, 40), generator=torch.Generator().manual_seed(0))
+    pads = torch.tensor([0, 12, 39])
+    plain, model = LlamaDecoder(policy.model), ModelDecoder(policy.model)
+    with torch.inference_mode():
+        pairs = [(plain.prefill(tokens, pads), model.prefill(tokens, pads))]
+        for step in range(70):  # beyond one growth of the cache
+            if step == 30:
+                rows = torch.tensor([2, 0, 0, 1])
+                plain.select(rows)
+                model.select(rows)
+            chosen = torch.arange(4 if step >= 30 else 3) + step
+            pairs.append((plain.step(chosen), model.step(chosen)))
+        spread = float(pairs[0][1].float().std())
+        for one, other in pairs:
+            assert float((one - other).abs().max()) < tolerance * max(1.0, spread)
