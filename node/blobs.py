@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -57,7 +57,10 @@ class Requester(Protocol):
 class BlobIndex:
     """Chunk hash -> the file, offset and length where its bytes lie."""
 
+    damaged: Callable[[Path], None]
+    """Told of each file that is found to be not what it was."""
     places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
+    _broken: list[Path] = field(default_factory=list)
 
     def add(self, folder: Path, files: Sequence[FileEntry]) -> None:
         """Files of a verified checkpoint in `folder`."""
@@ -81,15 +84,22 @@ class BlobIndex:
                 file.seek(offset)
                 data = file.read(length)
             check_chunk(data, digest)
-        except (OSError, RemoteError):  # deleted or changed under us: we do not hold it any more
+        except OSError:  # deleted under us: we do not hold it any more
             self.places.pop(digest, None)
+            return None
+        except RemoteError:
+            self.places.pop(digest, None)
+            self._broken.append(path)
             return None
         return data
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """The handler of /nous/blob/1."""
         wanted = read(request, BlobRequest, MAX_REQUEST)
-        return blob_reply(await trio.to_thread.run_sync(self.read, wanted.hash))
+        data = await trio.to_thread.run_sync(self.read, wanted.hash)
+        while self._broken:
+            self.damaged(self._broken.pop())
+        return blob_reply(data)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class Holdings:
     """`newest` is complete on disk; `changed()` waits for another one."""
 
     def __init__(self, network: Network, following: Following, folder: JoinedFolder, report: Report) -> None:
-        self.index = BlobIndex()
+        self.index = BlobIndex(self._tell_damage)
         self.newest: Head | None = None
         self.in_use: Head | None = None
         """What the worker reads or is about to: a cold start takes it seconds, in which many versions may
@@ -37,6 +37,11 @@ class Holdings:
 
     async def changed(self) -> None:
         await self._changed.wait()
+
+    def _tell_damage(self, file: Path) -> None:
+        self._report(
+            Note(f"{file} is no longer what was fetched, and is served to nobody: check the disk.", "warning")
+        )
 
     def folder(self, head: Head) -> Path:
         return self._folder.checkpoint(head.hash)

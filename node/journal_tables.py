@@ -93,6 +93,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     envelope: bytes
     """The signed manifest; empty for old versions."""
     folder: str
+    """Relative to the run's folder."""
     published_ms: int
     stats: dict[str, float]
     eval: dict[str, float]

@@ -12,13 +12,14 @@ from nous_node.protocol.checkpoints import FULL, CheckpointManifest, checkpoint_
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_MANIFEST
 from nous_node.protocol.encoding import read
 from nous_node.protocol.envelope import Kind, seal, unseal
-from nous_node.protocol.errors import LocalError, RemoteError
+from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.identity import Identity
 from nous_node.trainer.model_folder import weight_files
 
 from .blobs import BlobIndex, verify_folder
 from .create import folder_entries
 from .following import Following, Head, now_ms
+from .home import DamagedError
 from .learner_messages import Updated
 from .runfolder import RunFolder
 from .store import Journal, StoredCheckpoint
@@ -54,9 +55,10 @@ class Publisher:
 
         Where the newest is damaged on disk (a power failure, a bad sector) the run goes on from the newest
         that is whole, published again under the next number; the sentence returned says so. Raises
-        LocalError where none is whole.
+        DamagedError where none is whole.
         """
-        stored = [_stored(row) for row in self._journal.checkpoints(self._held)]
+        path = self._folder.path
+        stored = [(_head(row), path / row.folder) for row in self._journal.checkpoints(self._held)]
         base = self._folder.checkpoint(0)
         if not stored:
             self._publish(base, self._base(base))
@@ -78,7 +80,7 @@ class Publisher:
         """Version 0, checked against the run's manifest."""
         files = folder_entries(folder)
         if files_hash(files) != self._folder.manifest.base:
-            raise LocalError(
+            raise DamagedError(
                 f"The base checkpoint {folder} is not what the run began with, and no newer one is whole. "
                 "Restore the run's folder from a backup, or make a new run with `nous-node init`."
             )
@@ -141,10 +143,9 @@ class Publisher:
         body = manifest.to_bytes()
         data = self.seal(Kind.CHECKPOINT, body)
         head = Head(checkpoint_hash(body), manifest, data)
+        place = str(folder.relative_to(self._folder.path))  # a run's folder may be moved
         self._journal.publish(
-            StoredCheckpoint(
-                head.version, head.hash, data, str(folder), now_ms(), manifest.stats, manifest.eval
-            ),
+            StoredCheckpoint(head.version, head.hash, data, place, now_ms(), manifest.stats, manifest.eval),
             used,
         )
         self._take(head, folder)
@@ -160,10 +161,18 @@ class Publisher:
         self.heads = {digest: known for digest, known in self.heads.items() if known.version in self.folders}
 
 
-def _stored(row: StoredCheckpoint) -> tuple[Head, Path]:
+def damage(file: Path) -> str:
+    """What a person is told about a published file that has changed."""
+    return (
+        f"{file} is no longer what was published, and is served to nobody. Check the disk; put the file back "
+        "from a backup, or from a volunteer's folder of this run, and start again."
+    )
+
+
+def _head(row: StoredCheckpoint) -> Head:
     content = unseal(row.envelope, MAX_MANIFEST).content(MAX_MANIFEST)
     manifest = read(content, CheckpointManifest, MAX_MANIFEST)
-    return Head(row.hash, manifest, row.envelope), Path(row.folder)
+    return Head(row.hash, manifest, row.envelope)
 
 
 def _is_whole(head: Head, folder: Path) -> bool:

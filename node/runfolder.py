@@ -17,7 +17,7 @@ from nous_node.protocol.envelope import Envelope, unseal
 from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
-from .home import write_atomic
+from .home import DamagedError, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """Raises LocalError where the folder holds no run, or a damaged one."""
+        """Raises LocalError where the folder holds no run, and DamagedError where that is not what it was."""
         file = path / "run.envelope"
         if not file.is_file():
             raise LocalError(
@@ -63,7 +63,7 @@ class RunFolder:
             envelope = unseal(data, MAX_MANIFEST)
             manifest = open_manifest(envelope, envelope.head.run)
         except RemoteError as error:
-            raise LocalError(
+            raise DamagedError(
                 f"The run manifest {file} is damaged ({error}). Restore it from a backup; "
                 "a run cannot go on under another manifest."
             ) from error

@@ -44,7 +44,7 @@ from .lessons import Lessons
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
-from .publishing import Publisher
+from .publishing import Publisher, damage
 from .runfolder import RunFolder
 from .store import Journal, StoredGroup
 from .training import Training
@@ -88,7 +88,7 @@ async def trainer(
         )
     config = NetworkConfig(listen=settings.listen, upload_limit=settings.upload)
     following = Following.of(folder.run, folder.envelope)
-    index = BlobIndex()
+    index = BlobIndex(lambda file: report(Note(damage(file), "error")))
     with Journal.open(folder.journal) as journal:
         publisher = Publisher(identity, folder, journal, following, index, entropy)
         problem = await trio.to_thread.run_sync(publisher.resume)

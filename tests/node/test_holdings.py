@@ -67,7 +67,7 @@ def published(folder: Path, version: int) -> tuple[Head, list[FileEntry]]:
 class Bench:
     def __init__(self, path: Path, following: Following) -> None:
         self.path, self.following = path, following
-        self.net = Net({"honest": BlobIndex()})
+        self.net = Net({"honest": BlobIndex(lambda file: None)})
         self.events: list[Event] = []
         self.folder = JoinedFolder.of(Home.open(path / "home"), following.run)
         network: Any = self.net
@@ -121,7 +121,7 @@ async def test_checkpoint_that_the_worker_reads_stays_however_many_come(bench: B
 
 
 async def test_peer_that_serves_a_bad_chunk_is_cut_off_and_another_serves_it(bench: Bench) -> None:
-    bench.net.served["liar"] = BlobIndex()
+    bench.net.served["liar"] = BlobIndex(lambda file: None)
     bench.net.liars.add("liar")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bench.holdings.fetch_loop)
@@ -174,7 +174,7 @@ async def test_bit_that_flipped_on_our_disk_is_fetched_again_and_nothing_else(be
 
 async def test_bit_that_flipped_on_the_servers_disk_is_not_served(bench: Bench) -> None:
     head, files = published(bench.path / "v9", 9)
-    index = BlobIndex()
+    index = BlobIndex(lambda file: None)
     index.add(bench.path / "v9", files)
     digests = files[0].hashes()
     file = bench.path / "v9" / "model.safetensors"
