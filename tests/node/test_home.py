@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from nous_node.node import home as home_module
 from nous_node.node.home import (
     DamagedError,
