@@ -1,0 +1,132 @@
+"""Who can reach whom: a line that is cut and mended, a relay in between, nobody at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from nous_node.node.cli_exit import Exit
+from nous_node.node.events import RelayStatus, VolunteerStatus
+from nous_node.protocol.runs import Invite
+
+STALENESS = 4
+
+
+@dataclass
+class Net:
+    """A trainer; a relay beside it, and a volunteer that knows only the relay."""
+
+    village: Any
+    journal: Any
+    trainer: Any
+    relay: Any
+    behind: Any
+    nowhere: Any
+    """A volunteer whose invite leads to nobody."""
+
+    @property
+    def invite(self) -> str:
+        return str(self.trainer.invite())
+
+    def invite_at(self, port: int) -> str:
+        """The trainer's, as if it were to be found at another port."""
+        invite = Invite.from_text(self.invite)
+        there = [
+            address.replace(f"/tcp/{self.trainer.port()}/", f"/tcp/{port}/") for address in invite.addresses
+        ]
+        return msgspec.structs.replace(invite, addresses=there).to_text()
+
+
+@pytest.fixture(scope="module")
+def net(make_village: Any, make_run: Any, journal: Any) -> Iterator[Net]:
+    with make_village() as village:
+        folder = make_run(village.home("trainer"))
+        trainer = village.train()
+        relay = village.relay("relay", trainer.invite())
+        behind = village.join("behind", relay.invite())
+        net = Net(village, journal(folder), trainer, relay, behind, None)
+        net.nowhere = village.join("nowhere", net.invite_at(1))
+        yield net
+
+
+def test_volunteer_that_knows_only_a_relay_takes_part(net) -> None:
+    """Its rollouts reach the trainer, receipts come back, and chunks come from the relay."""
+    net.behind.accepted(4)
+    first = net.behind.statuses()[-1]
+    assert first.peers == 1
+    later = net.behind.wait(
+        VolunteerStatus, lambda status: status.version > first.version, since=net.behind.mark
+    )
+    assert later.peers == 1
+    assert not {code for code in later.refused if code != "stale"}
+    passed = net.relay.wait(RelayStatus, since=net.relay.mark)
+    assert passed.forwarded >= later.accepted
+    assert passed.chunks
+    assert not passed.refused
+
+
+def test_volunteer_stops_by_itself_after_as_many_rollouts(net) -> None:
+    volunteer = net.village.join("some", net.invite, "--rollouts", "5")
+    assert volunteer.exit_code(60) == Exit.OK
+    summary = volunteer.summary()
+    assert summary.status.accepted + sum(summary.status.refused.values()) >= 5
+    assert summary.text.startswith(f"Contributed {summary.status.accepted} accepted rollout groups")
+
+
+def test_volunteer_stops_by_itself_after_some_minutes(net) -> None:
+    volunteer = net.village.join("while", net.invite, "--minutes", "0.05")
+    assert volunteer.exit_code() == Exit.OK
+    assert volunteer.summary().status.seconds < 15
+
+
+def test_volunteer_that_was_cut_off_catches_up(net, proxy) -> None:
+    line = proxy(net.trainer.port())
+    volunteer = net.village.join("cut", net.invite_at(line.port))
+    volunteer.accepted()
+    line.cut()
+    volunteer.wait(VolunteerStatus, lambda status: status.peers == 0, since=volunteer.mark)
+    mark, version = volunteer.mark, net.journal.version
+    net.trainer.version(version + 2 * STALENESS, since=net.trainer.mark)  # the others go on without it
+    missed = net.journal.version
+    line.heal()
+    volunteer.wait(VolunteerStatus, lambda status: status.peers == 1, since=mark)
+    volunteer.wait(VolunteerStatus, lambda status: status.version >= missed, since=mark)
+    volunteer.accepted(4)
+    volunteer.interrupt()
+    assert volunteer.exit_code() == Exit.OK
+
+
+def test_environments_that_the_run_does_not_have_are_named(net) -> None:
+    volunteer = net.village.join("choosy", net.invite, "--env", "chess")
+    assert volunteer.exit_code() == Exit.INPUT
+    assert "chess" in volunteer.sentence()
+    assert "sort-digits" in volunteer.sentence()
+
+
+def test_model_too_large_for_the_memory_allowed_is_refused_before_it_is_fetched(net) -> None:
+    volunteer = net.village.join("small", net.invite, "--memory", "100MiB")
+    assert volunteer.exit_code() == Exit.INPUT
+    assert "0.4 GiB" in volunteer.sentence()
+    assert "0.1 GiB" in volunteer.sentence()
+    assert not list(net.village.home("small").glob("joined/*/checkpoints/*"))
+
+
+def test_damaged_outbox_is_named_and_left_alone(net) -> None:
+    (outbox,) = net.village.home("some").glob("joined/*/outbox.sqlite")
+    damaged = b"not what it was" + outbox.read_bytes()[15:]
+    outbox.write_bytes(damaged)
+    volunteer = net.village.join("some")
+    assert volunteer.exit_code() == Exit.STORAGE
+    assert str(outbox) in volunteer.sentence()
+    assert outbox.read_bytes() == damaged
+
+
+def test_nobody_at_the_address_is_said_with_the_address(net) -> None:
+    assert net.nowhere.exit_code(45) == Exit.NETWORK
+    sentence = net.nowhere.sentence()
+    assert "/ip4/127.0.0.1/tcp/1/p2p/" in sentence
+    assert "ask for a new invite" in sentence
