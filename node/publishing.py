@@ -58,6 +58,11 @@ class Publisher:
         DamagedError where none is whole.
         """
         path = self._folder.path
+        for half in (
+            *path.glob("checkpoints/.*"),
+            *path.glob("optimizer/.*"),
+        ):  # a crash while it was written
+            shutil.rmtree(half, ignore_errors=True)
         stored = [(_head(row), path / row.folder) for row in self._journal.checkpoints(self._held)]
         base = self._folder.checkpoint(0)
         if not stored:

@@ -52,6 +52,9 @@ from .training import Training
 INBOX = 32
 """Accepted messages between the network and the journal: one transaction's worth."""
 
+MAX_WAITING = 1024
+"""Accepted messages that wait for room in the inbox: one for each connection, of which there are fewer."""
+
 MAX_REPEATED = 1024
 """Receipts of groups that are not in the journal, kept until they are sent."""
 
@@ -123,6 +126,7 @@ class _Trainer:
         self.keep = learning.keep_checkpoints
         self.judged: dict[bytes, Judgement] = {}
         """By message: what the gossip path found out about those in the inbox."""
+        self.most_judged = 2 * INBOX * self.manifest.shards + MAX_WAITING
         self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
         self.training = Training(following, journal)
@@ -156,6 +160,8 @@ class _Trainer:
             judgement = judge_rollout(self.following.view, shard, data, now_ms())
             if judgement.verdict is Verdict.ACCEPT:
                 self.judged[data] = judgement
+                if len(self.judged) > self.most_judged:  # of what was given up because the inbox was full
+                    del self.judged[next(iter(self.judged))]
             else:
                 self._turned_away(judgement)
             return judgement.verdict
