@@ -38,16 +38,30 @@ seconds, and an environment's scorer has its own deadline well below."""
 
 MEMORY_CHECK_SECONDS = 1.0
 
+WORKER = "nous_node.node.worker"
+"""The module that a worker process runs."""
+
 
 class WorkerError(LocalError):
     """The worker could not do its work; the groups in work are given up."""
 
 
 class Engine:
-    """One worker process at a time, started when it is needed."""
+    """One worker process at a time, started when it is needed. `memory` in bytes; `silence`: seconds without
+    a sign of life after which it is ended."""
 
-    def __init__(self, *, memory: int, nice: int, threads: int, log: Path) -> None:
+    def __init__(
+        self,
+        *,
+        memory: int,
+        nice: int,
+        threads: int,
+        log: Path,
+        module: str = WORKER,
+        silence: float = SILENCE_SECONDS,
+    ) -> None:
         self._memory, self._nice, self._threads, self._log = memory, nice, threads, log
+        self._module, self._silence = module, silence
         self._pipe: ChildPipe[ToWorker, FromWorker] | None = None
         self._why = ""
 
@@ -70,7 +84,7 @@ class Engine:
         async with self._conversation() as pipe:
             await pipe.send(Generate(list(orders)))
             while True:
-                match await self._answer(pipe, SILENCE_SECONDS):
+                match await self._answer(pipe, self._silence):
                     case Progress(tokens):
                         progress(tokens)
                     case Made(groups):
@@ -124,7 +138,7 @@ class Engine:
         threads = str(self._threads)
         with self._log.open("ab") as log:
             return await start_child(
-                "nous_node.node.worker",
+                self._module,
                 FromWorker,  # type: ignore[arg-type]
                 log.fileno(),
                 {
