@@ -28,15 +28,16 @@ class Learning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings, with the embedded default's values. `EXPLAINED` says what each means."""
 
     groups: Count = 32
-    evaluate_every: Natural = 10
+    evaluate_every: Natural = 20
     evaluate_tasks: Count = 256
-    raise_level_at: Share = 0.9
+    raise_level_at: Share = 0.98
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 8
     advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce"] = "grpo"
     aggregation: Literal["token", "sequence", "fixed"] = "token"
+    anchor: Literal["behaviour", "proximal"] = "behaviour"
     rate: Annotated[float, Meta(gt=0, lt=1)] = 1e-3
     warmup: Natural = 10
-    hold: Natural = 0
+    hold: Natural = 50
     beta1: Share = 0.9
     beta2: Share = 0.95
     weight_decay: Annotated[float, Meta(ge=0)] = 0.0
@@ -53,13 +54,14 @@ class Learning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def update_config(self, temperature: float, max_tokens: int) -> UpdateConfig:
         """The trainer's form of it; the run's sampling rules complete it. Imports torch."""
         from nous_node.trainer.advantage import AdvantageKind
-        from nous_node.trainer.loss import Aggregation, ClipRange
+        from nous_node.trainer.loss import Aggregation, Anchor, ClipRange
         from nous_node.trainer.optim import OptimizerConfig
         from nous_node.trainer.step import UpdateConfig
 
         return UpdateConfig(
             advantage=AdvantageKind(self.advantage),
             aggregation=Aggregation(self.aggregation),
+            anchor=Anchor(self.anchor),
             clip=ClipRange(self.clip_low, self.clip_high, self.clip_cap, self.importance_cap),
             optimizer=OptimizerConfig(
                 self.rate,
@@ -80,6 +82,7 @@ class Learning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 LARGER_MODEL: Mapping[str, object] = {
     "groups": 8,  # 8 x 8 answers of 256 tokens: minutes of generation for a few volunteers
+    "hold": 0,
     "rate": 2e-5,  # SmolLM2 went from 28 % to 84 % with it in 20 steps; higher rates were not tried
     "evaluate_every": 5,
     "evaluate_tasks": 64,
@@ -94,6 +97,7 @@ EXPLAINED: Mapping[str, str] = {
     "keep_checkpoints": "versions kept on disk, the base not counted",
     "advantage": "grpo, dr-grpo, rloo or reinforce",
     "aggregation": "how token losses become one number: token, sequence or fixed (Dr. GRPO)",
+    "anchor": "whose log-probs the clip lies around: behaviour (of who sampled) or proximal (decoupled PPO)",
     "rate": "learning rate of AdamW, reached after the warm-up",
     "warmup": "steps of linear warm-up",
     "hold": "steps at full rate before it falls with the inverse square root; 0: it never falls",
