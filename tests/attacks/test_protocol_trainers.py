@@ -1,0 +1,185 @@
+"""Who only claims to be the trainer: receipts, checkpoints and chunks of others move no volunteer."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from nous_node.node.blobs import BlobIndex, FetchError, fetch_checkpoint
+from nous_node.node.following import now_ms
+from nous_node.node.network import NetworkConfig, open_network
+from nous_node.protocol.constants import DOMAIN_ENVELOPE
+from nous_node.protocol.encoding import encode
+from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, MAX_REQUEST
+
+LIAR = Identity.from_seed(b"liar".ljust(32))
+HOUR = 3_600_000
+LOCAL = "/ip4/127.0.0.1/tcp/0"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from .stage import Stage
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nous_node.node.volunteer.STATUS_SECONDS", 0.05)
+        patch.setattr("nous_node.node.volunteer.RESEND_SECONDS", 1000.0)
+        patch.setattr("nous_node.node.volunteer.PARTING_SECONDS", 0.1)
+        stage = Stage(tmp_path_factory.mktemp("stage"), port)
+        try:
+            yield stage
+        finally:
+            stage.close()
+
+
+def in_the_name_of_the_trainer(stage: Any, kind: Kind, body: bytes) -> bytes:
+    """It says that the trainer sent it; the signature is the liar's."""
+    signed = unseal(stage.sealed(kind, body)).signed
+    return encode({"sig": LIAR.sign(DOMAIN_ENVELOPE + signed), "signed": signed})
+
+
+FORGED = {
+    "signed by nobody in particular": lambda stage, kind, body: stage.sealed(kind, body, LIAR),
+    "signed by the volunteer itself": lambda stage, kind, body: stage.sealed(
+        kind, body, stage.home.identity()
+    ),
+    "in the trainer's name": in_the_name_of_the_trainer,
+    "of the trainer for another run": lambda stage, kind, body: stage.sealed(kind, body, run=bytes(32)),
+    "of the trainer, an hour ago": lambda stage, kind, body: stage.sealed(kind, body, ts=now_ms() - HOUR),
+    "of the trainer, as another kind": lambda stage, kind, body: stage.sealed(Kind.HELLO, body),
+    "of the trainer, cut": lambda stage, kind, body: stage.sealed(kind, body)[:-1],
+    "garbage": lambda stage, kind, body: b"\xc1" * 100,
+}
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_forged_receipts_settle_nothing(stage: Any, how: str) -> None:
+    """What comes behind them on the same line, from the trainer, does."""
+    stage.until(lambda: len(stage.rollouts) >= 3)
+    target, other, *_ = stage.rollouts
+    stage.rollouts.remove(other)
+    stage.whisper(
+        stage.topics.receipts,
+        FORGED[how](stage, Kind.RECEIPTS, stage.receipts(target, credit=10**6)),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(other)),
+    )
+    stage.until(lambda: other.id not in stage.waiting() and stage.status.accepted)
+    assert target.id in stage.waiting()
+    assert stage.status.credit < 10**6
+
+
+def test_receipts_for_groups_of_others_settle_nothing(stage: Any) -> None:
+    stage.until(lambda: len(stage.rollouts) >= 2)
+    waiting, accepted = stage.waiting(), stage.status.accepted
+    stranger = msgspec.structs.replace(stage.rollouts[0], id=bytes(32))
+    last = stage.rollouts.pop()
+    stage.whisper(
+        stage.topics.receipts,
+        stage.sealed(Kind.RECEIPTS, stage.receipts(stranger)),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(last)),
+    )
+    stage.until(lambda: last.id not in stage.waiting())
+    assert waiting - stage.waiting() == {last.id}
+    stage.until(lambda: stage.status.accepted == accepted + 1)
+
+
+def test_second_receipt_for_a_group_changes_nothing(stage: Any) -> None:
+    stage.until(lambda: len(stage.rollouts) >= 2)
+    first, last = stage.rollouts.pop(), stage.rollouts.pop()
+    refused = dict(stage.status.refused)
+    stage.whisper(
+        stage.topics.receipts,
+        stage.sealed(Kind.RECEIPTS, stage.receipts(first)),
+        stage.sealed(Kind.RECEIPTS, stage.refusals(first)),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(last)),
+    )
+    stage.until(lambda: last.id not in stage.waiting())
+    assert stage.status.refused == refused
+
+
+@pytest.mark.parametrize("how", FORGED)
+def test_forged_checkpoint_is_not_followed(stage: Any, how: str) -> None:
+    known = stage.following.head
+    body = msgspec.structs.replace(
+        known.manifest, version=known.version + 1_000, parent=known.hash
+    ).to_bytes()
+    forged = FORGED[how](stage, Kind.CHECKPOINT, body)
+    genuine = stage.renew()
+    stage.whisper(stage.topics.checkpoints, forged, genuine.envelope)
+    assert stage.followed(genuine) == genuine.version
+
+
+@pytest.mark.parametrize("how", [how for how in FORGED if "hour" not in how])
+def test_forged_head_is_refused_by_whoever_asked(stage: Any, how: str) -> None:
+    """A head that is asked for is as good as an old one; it has to be the trainer's all the same."""
+    known = stage.following.head
+    body = msgspec.structs.replace(
+        known.manifest, version=known.version + 1_000, parent=known.hash
+    ).to_bytes()
+    with pytest.raises(RemoteError):
+        stage.following.offer(FORGED[how](stage, Kind.CHECKPOINT, body))
+    assert stage.following.head is known
+
+
+def test_old_checkpoint_that_is_played_again_leads_nobody_back(stage: Any) -> None:
+    old = stage.following.head
+    newer, newest = stage.renew(), stage.renew()
+    stage.whisper(stage.topics.checkpoints, newer.envelope, old.envelope, newest.envelope)
+    assert stage.followed(newest) == newest.version
+
+
+async def test_peer_that_serves_another_chunk_is_cut_off(stage: Any, tmp_path: Path) -> None:
+    """Over real connections: one of two sources lies."""
+    head, index = stage.following.head, BlobIndex(lambda file: None)
+    index.add(stage.folder.checkpoint(0), head.manifest.files)
+
+    async def lie(peer: str, request: bytes) -> bytes:
+        reply = await index.answer(peer, request)
+        return reply[:-1] + bytes([reply[-1] ^ 1])
+
+    serving = {"max_request": MAX_REQUEST, "max_response": MAX_BLOB_REPLY}
+    async with (
+        open_network(b"1" * 32, NetworkConfig(listen=(LOCAL,))) as liar,
+        open_network(b"2" * 32, NetworkConfig(listen=(LOCAL,))) as honest,
+        open_network(b"3" * 32, NetworkConfig(listen=())) as network,
+    ):
+        liar.serve(BLOB_PROTOCOL, lie, **serving)
+        honest.serve(BLOB_PROTOCOL, index.answer, **serving)
+        lying = await network.connect(liar.addresses[0])
+        with pytest.raises(FetchError, match="No connected peer delivers a chunk"):
+            await fetch(network, [lying], head, tmp_path / "held")
+        assert not (tmp_path / "held").exists()
+        assert network.peers() == ()
+        peers = [await network.connect(node.addresses[0]) for node in (liar, honest)]
+        with trio.fail_after(15):
+            await fetch(network, peers, head, tmp_path / "held")
+        assert [peer.peer_id for peer in network.peers()] in ([peers[1]], peers)
+    for entry in head.manifest.files:
+        assert (tmp_path / "held" / entry.path).read_bytes() == (
+            stage.folder.checkpoint(0) / entry.path
+        ).read_bytes()
+
+
+async def fetch(network: Any, peers: list[str], head: Any, folder: Path) -> None:
+    index = BlobIndex(lambda file: None)
+    await fetch_checkpoint(network, peers, head.manifest, folder, index, random.Random(0))
+
+
+def test_codes_of_what_only_a_trainer_may_say(stage: Any) -> None:
+    data = stage.sealed(Kind.CHECKPOINT, stage.following.head.manifest.to_bytes(), LIAR)
+    with pytest.raises(RemoteError) as error:
+        stage.following.offer(data)
+    assert error.value.code == Code.WRONG_ROLE
