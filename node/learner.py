@@ -205,6 +205,10 @@ class Learner:
         if durable:
             self.flushed = time.monotonic()
         self.versions.remember(self.version, target)
+        before = dict(self.curriculum.levels)
+        levels = self.curriculum.advance()
+        if levels != before:
+            self.optimizer.refresh()
         every = self.learning.evaluate_every
         greedy = self.evaluate() if every and self.version % every == 0 else None
         aged, self.aged = self.aged, []
@@ -216,7 +220,7 @@ class Learner:
             aged=len(aged),
             files=folder_entries(target),
             tensors={name: tensor_hash(tensor) for name, tensor in self.policy.tensors().items()},
-            levels=self.curriculum.advance(),
+            levels=levels,
             stats={
                 "reward": report.reward,
                 "correct": float(np.mean(correct)),

@@ -72,6 +72,10 @@ class Optimizer:
             fused=True,
         )
 
+    def refresh(self) -> None:
+        """Back to the full rate, where it has begun to fall: the tasks became harder."""
+        self.steps = min(self.steps, self.config.hold) if self.config.hold else self.steps
+
     def accumulate(self) -> None:
         """Takes over the gradients of a backward pass: sums over micro-batches are made in fp32."""
         for name, weight in self._named.items():

@@ -192,6 +192,17 @@ def test_settings_out_of_range_are_refused(change):
         OptimizerConfig(rate=0.0)
 
 
+def test_harder_tasks_bring_the_full_rate_back(policy: Policy) -> None:
+    optimizer = Optimizer(policy, OptimizerConfig(rate=1e-3, warmup=10, hold=100))
+    optimizer.steps = 400
+    assert optimizer.config.rate_at(optimizer.steps) == pytest.approx(5e-4)
+    optimizer.refresh()
+    assert optimizer.config.rate_at(optimizer.steps) == pytest.approx(1e-3)
+    optimizer.steps = 5
+    optimizer.refresh()
+    assert optimizer.steps == 5  # the warm-up goes on
+
+
 def test_the_rate_warms_up_holds_and_falls():
     config = OptimizerConfig(rate=1e-3, warmup=10, hold=100)
     assert [config.rate_at(s) for s in (0, 4, 9, 100, 400)] == pytest.approx([1e-4, 5e-4, 1e-3, 1e-3, 5e-4])
