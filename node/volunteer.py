@@ -123,7 +123,7 @@ class _Volunteer:
         self.versions: dict[bytes, int] = {}
         """Id in the outbox -> version, of groups without a receipt."""
         self.ending = False
-        self.unsent, self.to_send = trio.open_memory_channel[tuple[Head, Group]](UNSENT)
+        self.unsent, self.to_send = trio.open_memory_channel[bytes](UNSENT)
         self.engine = Engine(
             memory=settings.memory,
             nice=settings.nice,
@@ -230,6 +230,7 @@ class _Volunteer:
         loaded: Head | None = None
         batch, failures = 1, 0
         while not self.ending:
+            room = await self._room(batch)  # first: versions come and go while receipts are waited for
             head = await self._usable_head()
             try:
                 if loaded is not head:
@@ -237,7 +238,7 @@ class _Volunteer:
                     await self._load(head)
                     loaded = head
                     self.contribution.generates_with(head)
-                batch = await self._batch(head, await self._room(batch))
+                batch = await self._batch(head, room)
                 failures = 0
             except WorkerError as error:
                 loaded, failures = None, failures + 1
@@ -287,12 +288,9 @@ class _Volunteer:
         with self.contribution.working():
             groups = await self.engine.generate(orders, self.contribution.sampled)
         took = time.monotonic() - started
-        for group in groups:
-            if group.failure:
-                self.contribution.give_up(1)
-                self.report(Note(group.failure, "warning"))
-            else:
-                await self.unsent.send((head, group))
+        finished = [data for group in groups if (data := self._finished(head, group)) is not None]
+        for data in finished:
+            await self.unsent.send(data)
         if took < BATCH_SECONDS / 2:
             return min(MAX_BATCH, size * 2)
         return max(1, int(size * min(1.0, BATCH_SECONDS / took)))
@@ -310,12 +308,28 @@ class _Volunteer:
             orders.append(Order(counter, seed, dict(head.manifest.levels)))
         return orders
 
-    async def _publish_loop(self) -> None:
-        async for head, group in self.to_send:
+    def _finished(self, head: Head, group: Group) -> bytes | None:
+        """The sealed group, which from here on survives whatever happens to this process; None where there
+        is nothing to publish, and a sentence says why."""
+        if group.failure:
+            self._gave_up(group.failure)
+            return None
+        try:
             data = self._sealed(Kind.ROLLOUT, group.body)
-            rollout = self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
-            self.versions[rollout] = head.version
-            self.contribution.sent(group)
+        except LocalError as error:
+            self._gave_up(f"{error} The group is given up; the run's limit is its inline_bytes.")
+            return None
+        rollout = self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
+        self.versions[rollout] = head.version
+        self.contribution.sent(group)
+        return data
+
+    def _gave_up(self, why: str) -> None:
+        self.contribution.give_up(1)
+        self.report(Note(why, "warning"))
+
+    async def _publish_loop(self) -> None:
+        async for data in self.to_send:
             await self._publish(data)
 
     async def _publish(self, data: bytes) -> None:
