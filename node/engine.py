@@ -69,6 +69,11 @@ class Engine:
     def pid(self) -> int | None:
         return None if self._pipe is None else self._pipe.process.pid
 
+    async def start(self) -> None:
+        """Lets the worker import torch while there is nothing to load yet."""
+        if self._pipe is None:
+            self._pipe = await self._start()
+
     async def load(self, load: Load) -> Loaded:
         """Gives the worker a policy, starting a process if there is none. Raises WorkerError."""
         async with self._conversation() as pipe:
@@ -120,8 +125,8 @@ class Engine:
     async def _conversation(self) -> AsyncIterator[ChildPipe[ToWorker, FromWorker]]:
         """A pipe that is closed, with its process, unless the conversation ends well: after a failure or
         a cancellation nobody knows what the worker would say next."""
-        if self._pipe is None:
-            self._pipe = await self._start()
+        await self.start()
+        assert self._pipe is not None
         done = False
         try:
             yield self._pipe

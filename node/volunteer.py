@@ -139,6 +139,7 @@ class _Volunteer:
         self.network.serve(
             BLOB_PROTOCOL, self.holdings.index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY
         )
+        await self.engine.start()
         try:
             async with trio.open_nursery() as nursery:
                 for topic, judge in (
