@@ -26,7 +26,7 @@ from .store import Journal, StoredCheckpoint
 
 
 class Publisher:
-    """`heads` and `folders` hold the versions that rollouts may still be verified against."""
+    """`heads` holds the versions that rollouts may still belong to, `folders` those of them on this disk."""
 
     def __init__(
         self,
@@ -70,7 +70,12 @@ class Publisher:
             return ""
         for head, folder in stored:
             self._take(head, folder)
-        whole = [(head.manifest, folder) for head, folder in stored if _is_whole(head, folder)]
+        whole = []
+        for head, folder in stored:
+            if _is_whole(head, folder):
+                whole.append((head.manifest, folder))
+            else:  # nothing can be verified against it: its groups are answered as those of old versions
+                del self.folders[head.version]
         if whole and whole[-1][0] is self.head.manifest:
             return ""
         manifest, folder = whole[-1] if whole else (self._base(base), base)
@@ -161,9 +166,9 @@ class Publisher:
         self.heads[head.hash] = head
         self.folders[head.version] = folder
         self._index.add(folder, head.manifest.files)
-        for old in [version for version in self.folders if version <= head.version - self._held]:
-            del self.folders[old]
-        self.heads = {digest: known for digest, known in self.heads.items() if known.version in self.folders}
+        oldest = head.version - self._held + 1
+        self.folders = {version: place for version, place in self.folders.items() if version >= oldest}
+        self.heads = {digest: known for digest, known in self.heads.items() if known.version >= oldest}
 
 
 def damage(file: Path) -> str:
