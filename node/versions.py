@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from nous_node.trainer.checkpoint import read_tensors
+from nous_node.trainer.errors import CheckpointError
 from nous_node.trainer.model_folder import weight_files
 from nous_node.trainer.policy import Policy
 
@@ -18,7 +19,11 @@ IN_MEMORY_BYTES = 256 << 20
 
 def folder_tensors(folder: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint folder, from however many files. Raises CheckpointError."""
-    return {name: tensor for file in weight_files(folder) for name, tensor in read_tensors(file).items()}
+    try:
+        files = weight_files(folder)
+    except OSError as error:
+        raise CheckpointError(f"The checkpoint {folder} is gone ({error.strerror}).") from error
+    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
 
 
 class Versions:
