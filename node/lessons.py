@@ -68,7 +68,6 @@ class Lessons:
     async def room(self) -> None:
         """Waits while the learner has more before it than it can use while it is fresh."""
         while self._journal.count_pending() + self._held > self._backlog:
-            self._room = trio.Event()
             await self._room.wait()
 
     async def loop(self) -> None:
@@ -127,7 +126,8 @@ class Lessons:
             self._training.doing = "verifying and learning"
             async with self.turn:
                 await self._lesson(batch)
-            self._room.set()
+            self._room.set()  # every shard's reader looks again
+            self._room = trio.Event()
             yield
 
     async def _lesson(self, batch: list[StoredGroup]) -> None:
@@ -138,7 +138,7 @@ class Lessons:
         while not isinstance(message := await self.coach.receive(), Rested):
             match message:
                 case Verdicts(groups):
-                    self._decide(groups)
+                    self._decide(batch, groups)
                 case Updated() as updated:
                     await self._updated(updated)
                 case other:
@@ -180,7 +180,9 @@ class Lessons:
             accepted=group.state == "accepted",
         )
 
-    def _decide(self, judged: list[Judged]) -> None:
+    def _decide(self, batch: list[StoredGroup], judged: list[Judged]) -> None:
+        """Those that a learner before had accepted are in the journal and counted."""
         self._in_work = []
-        self._journal.decide([one.receipt for one in judged])
-        self._training.decided(judged)
+        news = [one for group, one in zip(batch, judged, strict=True) if group.state == "pending"]
+        self._journal.decide([one.receipt for one in news])
+        self._training.decided(news)
