@@ -16,7 +16,6 @@ from nous_node.node.plan import EnvironmentPlan, RunPlan
 from nous_node.node.runfolder import RunFolder
 
 from .processes import Village
-from .proxy import Proxy
 
 CREATED = 1_750_000_000_000
 
@@ -89,17 +88,3 @@ class Journalled:
         assert versions == list(range(len(versions)))
         for state, used in self.groups().values():
             assert (used in versions) if state == "used" else (used is None)
-
-
-@pytest.fixture
-def proxy() -> Iterator[Callable[[int], Proxy]]:
-    """Lines to ports of this machine; all of them end with the test."""
-    lines: list[Proxy] = []
-
-    def to(target: int) -> Proxy:
-        lines.append(Proxy(target))
-        return lines[-1]
-
-    yield to
-    for line in lines:
-        line.close()
