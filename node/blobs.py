@@ -124,8 +124,7 @@ async def fetch_checkpoint(
     """
     part = folder.with_name(folder.name + ".part")
     missing = deque(await trio.to_thread.run_sync(_prepare, part, manifest.files, index))
-    sources = list(peers)
-    entropy.shuffle(sources)
+    sources = _Sources(entropy.sample(peers, len(peers)))
     fetched = 0
 
     async def work(shift: int) -> None:
@@ -157,10 +156,32 @@ def _first(group: BaseExceptionGroup[NousError]) -> NousError:
     return error
 
 
-async def _from_any(network: Requester, sources: list[str], shift: int, digest: bytes) -> bytes:
+@dataclass(slots=True)
+class _Sources:
+    """Peers that are asked for chunks; those whose last answer was a failure come last."""
+
+    good: list[str]
+    failed: list[str] = field(default_factory=list)
+
+    def order(self, shift: int) -> list[str]:
+        """Workers of different shifts begin with different peers."""
+        start = shift % max(1, len(self.good))
+        return self.good[start:] + self.good[:start] + self.failed
+
+    def drop(self, peer: str) -> None:
+        for peers in (self.good, self.failed):
+            if peer in peers:
+                peers.remove(peer)
+
+    def move(self, peer: str, to: list[str]) -> None:
+        self.drop(peer)
+        to.append(peer)
+
+
+async def _from_any(network: Requester, sources: _Sources, shift: int, digest: bytes) -> bytes:
     """One verified chunk. A source that fails is asked last from now on; one that lies is cut off."""
     reasons: list[str] = []
-    for peer in sources[shift % max(1, len(sources)) :] + sources[: shift % max(1, len(sources))]:
+    for peer in sources.order(shift):
         try:
             frame = await network.request(
                 peer,
@@ -171,15 +192,17 @@ async def _from_any(network: Requester, sources: list[str], shift: int, digest: 
             )
             data = read_blob(frame)
             check_chunk(data, digest)
-            return data
         except NousError as error:
             reasons.append(f"{peer[-8:]}: {error}")
-            if peer in sources:
-                sources.remove(peer)
             if isinstance(error, RemoteError) and error.code == Code.HASH_MISMATCH:
+                sources.drop(peer)
                 await network.disconnect(peer)
             else:
-                sources.append(peer)
+                sources.move(peer, sources.failed)
+        else:
+            if peer in sources.failed:
+                sources.move(peer, sources.good)
+            return data
     raise FetchError(
         "No connected peer delivers a chunk of the checkpoint"
         + (f" ({'; '.join(reasons[:3])})" if reasons else " (no peer is connected)")
