@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 TASKS = 512
 """Held-out tasks of a measurement: its standard error is at most .022."""
-GREEDY = 1e-4
-"""A temperature at which a logit that is larger by .004 has all the probability that a double can show."""
 
 
 class CurvePoint(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Counters of the network layer: what `doctor` and `status` show.
+"""Counters of the network layer, for whoever holds a `Network`; tests read them.
 
 A fault is something a peer (or our own callback) did wrong that was survived. Names are kebab-case
 and come from a fixed set of places in the code, never from the wire, so the table stays small.
