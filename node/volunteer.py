@@ -342,18 +342,27 @@ class _Volunteer:
 
     async def _resend_loop(self) -> None:
         while True:
-            await trio.sleep(RESEND_SECONDS / 2)
+            silence = RESEND_SECONDS
+            with trio.move_on_after(RESEND_SECONDS / 2):
+                await self._heard_again()
+                silence = 0.0  # what was on its way when the line broke may be lost
             horizon = self.following.version - self.manifest.staleness
             self.contribution.give_up(self.outbox.drop_stale(now_ms(), horizon))
             self.versions = {
                 rollout: version for rollout, version in self.versions.items() if version >= horizon
             }
-            for rollout in self.outbox.due(now_ms(), int(RESEND_SECONDS * 1000)):
+            for rollout in self.outbox.due(now_ms(), int(silence * 1000)):
                 body = self.outbox.content(rollout)
                 if body is not None:  # no receipt came while the ones before went out
                     data = self._sealed(Kind.ROLLOUT, body)
                     self.outbox.repeat(rollout, data)
                     await self._publish(data)
+
+    async def _heard_again(self) -> None:
+        """Until somebody reads our topic, after nobody did."""
+        for peer in self.network.subscribers(self.topic):
+            await self.network.wait_lost(peer)
+        await self.network.wait_subscriber(self.topic)
 
     def _sealed(self, kind: Kind, body: bytes) -> bytes:
         return seal(
