@@ -42,16 +42,21 @@ identity_app = typer.Typer(
 )
 app.add_typer(identity_app, name="identity")
 
+MAX_SENTENCE = 4096
+"""Characters of an error: a sentence with two long paths."""
+
 
 def main() -> None:
     """The console script. Every way out is a code of `cli_exit.Exit`."""
     try:
         app()
     except Exception as error:
+        from .wording import printable
+
         code, text = verdict(error)
         if code is Exit.INTERNAL:
             text = _internal(error, text)
-        print(text, file=sys.stderr)
+        print(printable(text, MAX_SENTENCE), file=sys.stderr)  # names in it may come from a peer
         sys.exit(code)
 
 

@@ -263,6 +263,17 @@ def test_unexpected_error_is_one_sentence_and_a_file(
     assert "of all things" in file.read_text()
 
 
+def test_what_a_peer_wrote_does_not_reach_the_terminal_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hostile(*_: object) -> str:
+        raise LocalError("This run has \x1b]0;owned\x07\x1b[2J only.")
+
+    monkeypatch.setattr("nous_node.node.cli_init.make_run", hostile)
+    assert run(["init", "a"], monkeypatch) == Exit.INPUT
+    assert capsys.readouterr().err == "This run has \\x1b]0;owned\\x07\\x1b[2J only.\n"
+
+
 def test_crash_without_a_place_to_write_is_told_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert write_crash(tmp_path / "file", ValueError("x")) is None
