@@ -7,17 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import Invite
 
-from .config import Flags, Settings, load_settings
+from .config import Flags, load_settings
 from .home import Home, default_home
 
-DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/4001"
-"""libp2p's usual port."""
+FIXED_PORT = ("/ip4/0.0.0.0/tcp/4001",)
+"""Trainers and relays listen on libp2p's usual port unless told otherwise: an invite outlives a restart."""
 DISCOVERY_SECONDS = 3.0
 """Longer than any answer by mDNS takes; it ends soon after the first."""
 
@@ -37,7 +35,7 @@ def train_run(
     from .views import open_view
 
     opened = Home.open(home_path(home))
-    settings = reachable(load_settings(opened, config, os.environ, flags))
+    settings = load_settings(opened, config, os.environ, flags, listen=FIXED_PORT)
     folder = RunFolder.open(opened.runs / name)
     entropy = os.urandom if seed is None else Random(seed).randbytes  # a seed is for the demo only
     with opened.lock():
@@ -79,20 +77,13 @@ def relay_run(invite: str, config: Path | None, flags: Flags, home: Path | None,
     """`nous-node relay`: until Ctrl-C."""
     chosen = Invite.from_text(invite)
     opened = Home.open(home_path(home))
-    settings = reachable(load_settings(opened, config, os.environ, flags))
+    settings = load_settings(opened, config, os.environ, flags, listen=FIXED_PORT)
     from .cli_roles import run_role
     from .relay import relay
     from .views import open_view
 
     with opened.lock():
         run_role(lambda report, stop: relay(settings, opened, chosen, report, stop), open_view(json=json))
-
-
-def reachable(settings: Settings) -> Settings:
-    """Trainers and relays listen on a fixed port unless told otherwise: an invite outlives a restart."""
-    if settings.listen != Settings.__struct_defaults__[-1]:
-        return settings
-    return msgspec.structs.replace(settings, listen=(DEFAULT_LISTEN,))
 
 
 def found_nearby() -> Invite | None:

@@ -31,6 +31,8 @@ DEFAULT_NICE: Final = 10
 DEFAULT_DISK: Final = 20_000_000_000
 """Two checkpoints of a model of 2 billion parameters in bf16, and what is being fetched."""
 
+ANY_PORT: Final = ("/ip4/0.0.0.0/tcp/0",)
+
 NOT_SETTINGS: Final = frozenset({HOME_VARIABLE, "NOUS_NODE_WORKER_NICE"})
 """Variables with our prefix that mean something else: the home, and what a node tells its worker."""
 
@@ -58,8 +60,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Bytes that checkpoints may take."""
     env: tuple[str, ...] = ()
     """Only these environments; empty: all of the run."""
-    listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
-    """Multiaddrs to listen on; port 0: any free one."""
+    listen: tuple[str, ...] = ANY_PORT
+    """Multiaddrs to listen on; port 0: any free one. Which is the default depends on the role."""
 
 
 class _Kind(NamedTuple):
@@ -69,9 +71,23 @@ class _Kind(NamedTuple):
     read: Callable[[object], object]
 
 
-def load_settings(home: Home, file: Path | None, environ: Mapping[str, str], flags: Flags) -> Settings:
-    """All sources put together. Raises LocalError, which names the source, the key and what is allowed."""
-    values: dict[str, object] = {"threads": default_threads(), "memory": default_memory()}
+def load_settings(
+    home: Home,
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Flags,
+    *,
+    listen: tuple[str, ...] = ANY_PORT,
+) -> Settings:
+    """All sources put together; `listen` is where none of them says so.
+
+    Raises LocalError, which names the source, the key and what is allowed.
+    """
+    values: dict[str, object] = {
+        "threads": default_threads(),
+        "memory": default_memory(),
+        "listen": listen,
+    }
     values |= _from_file(home, file)
     values |= _from_environment(environ)
     for name, raw in flags.items():

@@ -67,6 +67,14 @@ def test_lists_come_from_every_source(home: Home) -> None:
     assert load_settings(home, None, {}, {"env": ["one"]}).env == ("one",)
 
 
+def test_a_port_that_was_asked_for_is_the_one_even_if_it_is_any(home: Home) -> None:
+    fixed, free = ("/ip4/0.0.0.0/tcp/4001",), "/ip4/0.0.0.0/tcp/0"
+    assert load_settings(home, None, {}, {"listen": None}, listen=fixed).listen == fixed
+    assert load_settings(home, None, {}, {"listen": [free]}, listen=fixed).listen == (free,)
+    assert load_settings(home, None, {"NOUS_NODE_LISTEN": free}, {}, listen=fixed).listen == (free,)
+    assert load_settings(home, None, {}, {}).listen == (free,)
+
+
 @pytest.mark.parametrize(
     ("raw", "size"),
     [
