@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import trio
 
@@ -221,7 +221,7 @@ def _prepare(part: Path, files: Sequence[FileEntry], index: BlobIndex) -> list[_
                 file.truncate(entry.size)
         with path.open("r+b") as file:
             for number, digest in enumerate(entry.hashes()):
-                if _stands(file.read(entry.length(number)), digest):
+                if _stands(file, entry.length(number), digest):
                     continue
                 known = index.read(digest)
                 offset = number * entry.chunk
@@ -234,10 +234,11 @@ def _prepare(part: Path, files: Sequence[FileEntry], index: BlobIndex) -> list[_
     return missing
 
 
-def _stands(data: bytes, digest: bytes) -> bool:
+def _stands(file: BinaryIO, length: int, digest: bytes) -> bool:
+    """Whether the chunk comes next in a file; one that cannot be read is written anew."""
     try:
-        check_chunk(data, digest)
-    except RemoteError:
+        check_chunk(file.read(length), digest)
+    except (RemoteError, OSError):
         return False
     return True
 
@@ -260,11 +261,15 @@ def _complete(part: Path, folder: Path) -> None:
 
 
 def verify_folder(folder: Path, files: Sequence[FileEntry]) -> None:
-    """Raises RemoteError(HASH_MISMATCH) where a file of a checkpoint is not what the manifest says."""
+    """Raises RemoteError(HASH_MISMATCH or SIZE_MISMATCH) where a file of a checkpoint is not what the
+    manifest says, or cannot be read (a bad sector)."""
     for entry in files:
         path = folder / entry.path
         if not path.is_file() or path.stat().st_size != entry.size:
             raise RemoteError(Code.SIZE_MISMATCH, f"{path} is missing or has another size.")
-        with path.open("rb") as file:
-            for digest in entry.hashes():
-                check_chunk(file.read(entry.chunk), digest)
+        try:
+            with path.open("rb") as file:
+                for digest in entry.hashes():
+                    check_chunk(file.read(entry.chunk), digest)
+        except OSError as error:
+            raise RemoteError(Code.HASH_MISMATCH, f"{path} cannot be read ({error.strerror}).") from error
