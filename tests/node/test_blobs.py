@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -397,3 +398,72 @@ def test_verifying_a_folder_names_what_is_wrong(bench: Bench) -> None:
     model.unlink()
     with pytest.raises(RemoteError, match="is missing"):
         verify_folder(bench.source, bench.files)
+
+
+# --- bad sectors ---------------------------------------------------------------------------------
+
+
+class BadSector:
+    """A file of which one chunk cannot be read."""
+
+    def __init__(self, file: Any, at: int) -> None:
+        self._file, self._at = file, at
+
+    def __enter__(self) -> BadSector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def seek(self, offset: int) -> None:
+        self._file.seek(offset)
+
+    def read(self, length: int) -> bytes:
+        if self._file.tell() == self._at:
+            raise OSError(errno.EIO, "Input/output error")
+        return bytes(self._file.read(length))
+
+
+@pytest.fixture
+def bad_sector(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
+    """Makes a file unreadable at an offset."""
+    real = Path.open
+
+    def spoil(bad: Path, at: int) -> None:
+        def opened(path: Path, mode: str = "r") -> Any:
+            file = real(path, mode)
+            return BadSector(file, at) if path == bad and mode in {"rb", "r+b"} else file
+
+        monkeypatch.setattr(Path, "open", opened)
+
+    return spoil
+
+
+async def test_a_part_that_cannot_be_read_in_one_place_is_fetched_there(
+    bench: Bench, bad_sector: Callable[[Path, int], None]
+) -> None:
+    shutil.copytree(bench.source, bench.part)
+    bad_sector(bench.part / "model.safetensors", 2 * CHUNK)
+    swarm = bench.swarm()
+    await bench.fetch(swarm)
+    bench.assert_complete()
+    assert len(swarm.asked) == 1
+
+
+def test_a_folder_that_cannot_be_read_is_a_damaged_one(
+    bench: Bench, bad_sector: Callable[[Path, int], None]
+) -> None:
+    bad_sector(bench.source / "model.safetensors", 2 * CHUNK)
+    with pytest.raises(RemoteError, match=r"cannot be read \(Input/output error\)"):
+        verify_folder(bench.source, bench.files)
+
+
+async def test_a_chunk_that_cannot_be_read_is_not_served(
+    served: Served, bad_sector: Callable[[Path, int], None]
+) -> None:
+    bad_sector(served.bench.source / "model.safetensors", 2 * CHUNK)
+    bad, good = digests(served, "model.safetensors")[2:4]
+    with pytest.raises(RemoteError) as error:
+        await served.ask(bad)
+    assert error.value.code == Code.NOT_FOUND
+    assert len(await served.ask(good)) == CHUNK
