@@ -22,6 +22,9 @@ OPEN_SECONDS = 600.0
 """Until a learner has loaded policy and optimizer and measured the held-out accuracy."""
 
 
+VERDICT_SECONDS = 600.0
+"""Until the verdicts on a batch: 64 groups on a model of a billion parameters take minutes on a CPU."""
+
 SILENCE_SECONDS = 1800.0
 """Until a learner that works on a batch is taken for hanging: an update of a model of billions on a CPU."""
 
@@ -35,6 +38,7 @@ class Coach:
 
     def __init__(self, *, threads: int, log: Path) -> None:
         self._threads, self._log = threads, log
+        self._judging = False
         self._pipe: ChildPipe[ToLearner, FromLearner] | None = None
 
     async def open(self, message: Open) -> Opened:
@@ -66,6 +70,7 @@ class Coach:
 
     async def verify(self, groups: Sequence[Candidate]) -> None:
         await self._running.send(Verify(list(groups)))
+        self._judging = True
 
     async def published(self, version: int) -> None:
         await self._running.send(Published(version))
@@ -73,10 +78,12 @@ class Coach:
     async def receive(self) -> FromLearner:
         """The learner's next message. Raises ChildDied; LearnerError or StorageError with its own words."""
         message: FromLearner | None = None
-        with trio.move_on_after(SILENCE_SECONDS):
+        seconds = VERDICT_SECONDS if self._judging else SILENCE_SECONDS
+        with trio.move_on_after(seconds):
             message = await self._running.receive()
         if message is None:
-            raise ChildDied(f"The learner said nothing for {SILENCE_SECONDS / 60:.0f} minutes and was ended.")
+            raise ChildDied(f"The learner said nothing for {seconds / 60:.0f} minutes and was ended.")
+        self._judging = False
         if isinstance(message, Broken):
             raise StorageError(message.text) if message.storage else LearnerError(message.text)
         return message

@@ -233,9 +233,9 @@ class Learner:
                 "zero_variance": float(report.zero_variance),
                 "tokens": float(report.tokens),
                 "staleness": staleness,
+                **({} if self.baseline.value is None else {"baseline": self.baseline.value}),
             },
             eval={} if greedy is None else {"greedy": greedy},
-            baseline=self.baseline.value,
         )
 
     def published(self, message: Published) -> None:

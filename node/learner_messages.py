@@ -90,7 +90,6 @@ class Updated(msgspec.Struct, tag=True):
     levels: dict[str, int]
     stats: dict[str, float]
     eval: dict[str, float]
-    baseline: float | None
 
 
 class Rested(msgspec.Struct, tag=True):

@@ -33,6 +33,12 @@ wait: more would only be older when its turn comes."""
 VERIFY_BATCH = 64
 """Groups of one verification: one prefill for each of their versions."""
 
+BATCH_BYTES = 32 << 20
+"""Of their bodies: on the wire a body may be a hundred times smaller."""
+
+BASELINE = "baseline"
+"""The running mean reward, among the figures of each checkpoint, so that it survives the learner."""
+
 MAX_FAILURES = 5
 """Learners that die one after the other, without a verdict between, before the trainer gives up."""
 
@@ -79,8 +85,7 @@ class Lessons:
                 async for _ in self._lessons():
                     failures = 0
             except ChildDied as error:
-                failures += 1
-                self._blame()
+                failures = 0 if self._blame() else failures + 1
                 again = f"{error} It is started again at version {self._publisher.head.version}."
                 self._report(Note(again, "warning"))
                 if failures >= MAX_FAILURES:
@@ -103,6 +108,7 @@ class Lessons:
                 levels=dict(head.manifest.levels),
                 device=self._settings.device,
                 threads=self._settings.threads,
+                baseline=head.manifest.stats.get(BASELINE),
                 evaluate=first,
             )
         )
@@ -132,9 +138,11 @@ class Lessons:
 
     async def _lesson(self, batch: list[StoredGroup]) -> None:
         """One batch: verdicts, then the versions that it completes."""
+        candidates = self._candidates(batch)
+        batch = batch[: len(candidates)]
         self._fed = batch[-1].arrival
         self._in_work = [group.id for group in batch]
-        await self.coach.verify([self._candidate(group) for group in batch])
+        await self.coach.verify(candidates)
         while not isinstance(message := await self.coach.receive(), Rested):
             match message:
                 case Verdicts(groups):
@@ -153,19 +161,34 @@ class Lessons:
                 return batch[: max(1, count)]
         return batch
 
-    def _blame(self) -> None:
+    def _blame(self) -> bool:
         """After a learner died over a batch: its groups are tried again one by one, and a group over which
-        it dies alone is refused. Somebody's text may bring down the code that scores it."""
+        it dies alone is refused. Somebody's text may bring down the code that scores it.
+
+        Whether a group was refused, so that the learner's death is explained."""
         batch, self._in_work = self._in_work, []
         if len(batch) != 1:
             self._suspects.update(batch)
-            return
+            return False
         error = RemoteError(Code.ENVIRONMENT_FAILED, "The verifier died over this group, twice.")
         key = next((group.key for group in self._journal.unused() if group.id == batch[0]), None)
-        if key is not None and batch[0] in self._suspects:
+        proven = key is not None and batch[0] in self._suspects
+        if key is not None and proven:
             self._journal.decide([refused(batch[0], key, error)])
             self._training.refused(error.code)
         self._suspects.symmetric_difference_update(batch)
+        return proven
+
+    def _candidates(self, batch: list[StoredGroup]) -> list[Candidate]:
+        """The first groups of `batch`, as many as BATCH_BYTES hold and one at least."""
+        candidates: list[Candidate] = []
+        size = 0
+        for group in batch:
+            candidates.append(self._candidate(group))
+            size += len(candidates[-1].body)
+            if size >= BATCH_BYTES:
+                break
+        return candidates
 
     def _candidate(self, group: StoredGroup) -> Candidate:
         head = self._publisher.heads.get(group.checkpoint)

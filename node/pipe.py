@@ -8,7 +8,9 @@ environment that prints cannot break a frame: its prints go to stderr, and its r
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import struct
 import sys
 from typing import BinaryIO, Generic, TypeVar
@@ -45,9 +47,12 @@ class ChildPipe(Generic[Sent, Received]):
     async def send(self, message: Sent) -> None:
         """Waits while the child is busy: the pipe's own buffer is the back-pressure."""
         assert self.process.stdin is not None
+        data = self._encoder.encode(message)
+        if len(data) > MAX_FRAME:
+            raise LocalError(f"A message of {len(data)} bytes is too large for the child process.")
         try:
             async with self._sending:
-                await self.process.stdin.send_all(_frame(self._encoder.encode(message)))
+                await self.process.stdin.send_all(_frame(data))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ChildDied(await self._epitaph()) from error
 
@@ -113,8 +118,8 @@ async def end_child(process: trio.Process, grace: float = 1.0) -> None:
             await process.stdin.aclose()
         with trio.move_on_after(grace):
             await process.wait()
-        if process.returncode is None:
-            process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it, and what it started and left behind
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         if process.stdout is not None:
             await process.stdout.aclose()

@@ -126,15 +126,15 @@ class Publisher:
     def prune(self, keep: int) -> None:
         """Deletes folders of versions that nobody needs: all but the base, the newest `keep` and those that
         rollouts may still be verified against; of optimizer states all but the newest."""
-        folders = sorted(self._folder.path.glob("checkpoints/[0-9]*"))
+        folders = sorted(self._folder.path.glob("checkpoints/[0-9]*"), key=_number)
         needed = {folder.name for folder in (*self.folders.values(), *folders[-keep:], *folders[:1])}
         for folder in folders:
             if folder.name not in needed:
                 self._index.drop(folder)
                 shutil.rmtree(folder, ignore_errors=True)
-        newest = self.folders[self.head.version].name
+        newest = _number(self.folders[self.head.version])
         for folder in self._folder.path.glob("optimizer/[0-9]*"):
-            if folder.name < newest:
+            if _number(folder) < newest:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def seal(self, kind: Kind, body: bytes) -> bytes:
@@ -169,6 +169,11 @@ class Publisher:
         oldest = head.version - self._held + 1
         self.folders = {version: place for version, place in self.folders.items() if version >= oldest}
         self.heads = {digest: known for digest, known in self.heads.items() if known.version >= oldest}
+
+
+def _number(folder: Path) -> int:
+    """The version that a folder is named for: names of more than six digits do not sort as text."""
+    return int(folder.name) if folder.name.isdigit() else 0
 
 
 def damage(file: Path) -> str:

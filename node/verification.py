@@ -6,13 +6,17 @@ Cheapest first: structure -> assignment -> replay of the environment (prompts an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nous_node.envs.environment import Environment, PolicySettings
+from nous_node.envs.environment import Environment, PolicySettings, Task
 from nous_node.envs.replay import replay
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import RolloutGroup, unpack_floats, unpack_tokens
@@ -24,6 +28,9 @@ from nous_node.trainer.policy import Policy
 from nous_node.trainer.prefill import Recomputed, Recorded, prefill
 
 from .learner_messages import Candidate
+
+REPLAY_SECONDS = 60.0
+"""For the prompts and rewards of one group: no scorer takes a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,9 @@ class Verifier:
         assignment = self._assignment(candidate, group)
         environment = self._environments[assignment.environment]
         level = candidate.levels.get(group.env, 0)
-        task = environment.task(assignment.task_seed, level)
-        made = replay(environment, task, group, settings, self._manifest.thresholds.reward)  # [VER-3]
+        with deadline(REPLAY_SECONDS):
+            task = _task(environment, assignment.task_seed, level)
+            made = replay(environment, task, group, settings, self._manifest.thresholds.reward)  # [VER-3]
         trajectories = [
             _arrays(group, number, assignment, self._manifest.sampling.logprobs)
             for number in range(len(group.trajectories))
@@ -109,6 +117,40 @@ class Verifier:
             mine = [next(results) for _ in group.trajectories]
             outcomes.append(_judged(group, mine, thresholds, seeded=rules.mode == "seeded"))
         return outcomes
+
+
+def _task(environment: Environment, seed: bytes, level: int) -> Task:
+    """Somebody else's code: whatever it raises refuses the group, and nothing more."""
+    try:
+        return environment.task(seed, level)
+    except Exception as error:
+        raise RemoteError(
+            Code.ENVIRONMENT_FAILED,
+            f"The environment {environment.info.id} failed: {type(error).__name__}: {error}",
+        ) from error
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the block after `seconds`, and again each second, should it be swallowed.
+
+    By SIGALRM, so in the main thread only (elsewhere nothing happens): a scorer that never returns to the
+    interpreter is beyond it, and is ended with the whole process by the trainer.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+
+    handler = signal.signal(signal.SIGALRM, late)
+    remaining, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, remaining, interval)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def _arrays(group: RolloutGroup, number: int, assignment: Assignment, form: str) -> CheckedTrajectory:

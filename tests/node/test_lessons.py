@@ -82,7 +82,7 @@ class PlayedLearner:
         while len(self.held) >= UPDATE:
             used, self.held = self.held[:UPDATE], self.held[UPDATE:]
             self.version += 1
-            self.says.append(Updated(self.version, "", used, 0, [], {}, {}, {}, {}, None))
+            self.says.append(Updated(self.version, "", used, 0, [], {}, {}, {}, {}))
         self.says.append(Rested(len(self.held)))
 
     def _judged(self, group: Candidate) -> Judged:
@@ -375,7 +375,7 @@ async def test_a_group_that_came_alone_is_tried_a_second_time(school: School, au
         await wait_all_tasks_blocked()
         (group,) = school.send(1)
         school.learner.deadly = {group}
-        await trio.sleep(1.0)  # the second learner is not started yet
+        await trio.sleep(0.5)  # the second learner is not started yet
         school.learner.deadly = set()
         await trio.sleep(LATER)
     assert school.verdict(group) == "accepted"

@@ -58,7 +58,6 @@ class Trainer:
             levels={"sort-digits": version},
             stats={"reward": 0.5},
             eval={"greedy": 0.25},
-            baseline=None,
         )
         assert self.publisher.update(made).version == version
         return version

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ from nous_node.envs.environment import PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.node.learner_messages import Candidate
 from nous_node.node.runfolder import RunFolder
-from nous_node.node.verification import CheckedGroup, Verifier
+from nous_node.node.verification import CheckedGroup, Verifier, deadline
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import RolloutGroup, pack_floats, trained_tokens, unpack_floats
 from nous_node.trainer.policy import Policy
@@ -211,3 +213,22 @@ def test_weights_that_are_broken_refuse_and_do_not_pass(bench: Bench) -> None:
 
 def test_no_groups_are_no_work(bench: Bench) -> None:
     assert bench.verifier.check_sampling(bench.policy, []) == []
+
+
+def hang(seconds: float) -> None:
+    with deadline(seconds):
+        began = time.monotonic()
+        while time.monotonic() - began < 30:
+            pass
+
+
+def test_a_scorer_that_hangs_is_interrupted():
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        hang(0.05)
+
+
+def test_a_deadline_that_was_kept_leaves_no_alarm_behind():
+    before = signal.getsignal(signal.SIGALRM)
+    with deadline(30):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
