@@ -64,7 +64,6 @@ def join_run(
     from .volunteer import volunteer
 
     with opened.lock():
-        opened.remember_run(chosen.to_text())
         run_role(
             lambda report, stop: volunteer(
                 settings, opened, chosen, report, stop, rollouts=rollouts, minutes=minutes

@@ -2,7 +2,7 @@
 
 identity.pem    the private key, mode 0600; made on first start
 settings.toml   settings, if the person wrote any
-last_run        the invite that was joined last
+last_run        the invite at which a run was last found
 lock            held while a node runs
 runs/           runs that this node trains
 joined/         runs that this node takes part in
@@ -98,7 +98,7 @@ class Home:
         write_atomic(self.identity_file, identity.pem())
 
     def last_run(self) -> str | None:
-        """The invite that was joined last, or None."""
+        """The invite at which a run was last found, or None."""
         with disk_errors(self.path / "last_run"):
             try:
                 with (self.path / "last_run").open("rb") as file:

@@ -22,7 +22,7 @@ from nous_node.protocol.runs import Invite, RunManifest, open_manifest
 
 from .events import Note, Report
 from .following import Following, ask_head
-from .home import Home, StorageError, write_atomic
+from .home import Home, StorageError, disk_errors, write_atomic
 from .network import Network
 
 CONNECT_SECONDS = 30.0
@@ -45,9 +45,13 @@ class JoinedFolder:
 
     @classmethod
     def of(cls, home: Home, run: bytes) -> JoinedFolder:
-        path = home.path / "joined" / run.hex()[:16]
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        return cls(path)
+        """Where it is or will be; `make` makes it."""
+        return cls(home.path / "joined" / run.hex()[:16])
+
+    def make(self) -> None:
+        """Raises StorageError."""
+        with disk_errors(self.path):
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     @property
     def manifest(self) -> Path:
@@ -79,13 +83,17 @@ class JoinedFolder:
 
 
 async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: Report) -> Following:
-    """Follows the run of an invite: manifest and newest head, from whoever answers first.
+    """Follows the run of an invite: manifest and newest head, from whoever answers first. Without a head
+    where nobody does and the run was entered before. Makes the folder once there is a manifest to keep.
 
     The caller keeps the network dialling. Raises LocalError when nobody who follows the run answers within
     CONNECT_SECONDS, and RemoteError when the run is not for this node (too new a protocol).
     """
     stored = folder.read_manifest(invite.run)
-    following = None if stored is None else Following.of(invite.run, stored)
+    following = None
+    if stored is not None:
+        following = Following.of(invite.run, stored)
+        folder.make()  # its checkpoints may have been cleared away
     problem: NousError | None = None
     with trio.move_on_after(CONNECT_SECONDS):
         while True:
@@ -94,6 +102,7 @@ async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: 
                     reply = await ask_head(network, peer.peer_id, invite.run)
                     if following is None and reply.run is not None:
                         following = Following.of(invite.run, reply.run)
+                        folder.make()
                         write_atomic(folder.manifest, reply.run)
                     if following is not None and reply.checkpoint is not None:
                         following.offer(reply.checkpoint)

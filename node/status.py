@@ -89,13 +89,18 @@ RunStatus = JoinedStatus | TrainedStatus | BrokenStatus
 
 
 def statuses(home: Path) -> Iterator[RunStatus]:
-    """All runs of a home. A damaged one is told and does not hide the others."""
+    """All runs of a home. A damaged one is told and does not hide the others; a folder that nobody ever put
+    a manifest into is no run."""
     for folder in sorted(home.glob("joined/*/")):
+        if not (folder / "run.envelope").exists():
+            continue
         try:
             yield joined_status(folder)
         except NousError as error:
             yield BrokenStatus(str(folder), str(error))
     for folder in sorted(home.glob("runs/*/")):
+        if not (folder / "run.envelope").exists():
+            continue
         try:
             yield trained_status(folder)
         except NousError as error:

@@ -89,6 +89,8 @@ async def volunteer(
     async with open_network(identity.seed, config) as network, trio.open_nursery() as nursery:
         nursery.start_soon(network.stay_connected, list(invite.addresses))
         following = await enter(network, invite, folder, report)
+        if following.head is not None:  # somebody answered: this invite is worth remembering
+            home.remember_run(invite.to_text())
         refuse_too_large(following.manifest, settings.memory, settings.disk)
         with Outbox.open(folder.outbox) as outbox:
             node = _Volunteer(settings, identity, folder, network, following, outbox, report)

@@ -224,6 +224,7 @@ async def test_nobody_who_answers_is_told_with_the_address_and_the_last_problem(
 async def test_nobody_at_all_is_told(entrance: Entrance, autojump_clock: object) -> None:
     with pytest.raises(UnreachableRunError, match="Nobody who follows this run answers at"):
         await entrance.enter()
+    assert not entrance.folder.path.exists()
 
 
 async def test_a_run_that_was_entered_before_goes_on_without_anybody_and_says_so(
@@ -256,7 +257,7 @@ async def test_a_newer_protocol_is_told_at_once(entrance: Entrance) -> None:
 
 
 async def test_a_disk_that_cannot_be_written_is_told_at_once(entrance: Entrance) -> None:
-    entrance.folder.manifest.mkdir()
+    entrance.folder.manifest.mkdir(parents=True)
     with pytest.raises(StorageError):
         await entrance.enter(peer=entrance.knows())
 
@@ -264,7 +265,9 @@ async def test_a_disk_that_cannot_be_written_is_told_at_once(entrance: Entrance)
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     home = Home.open(tmp_path / "home")
     one, other = (JoinedFolder.of(home, bytes([number]) * 32) for number in (1, 2))
+    one.make()
     assert one.checkpoints.is_dir()
+    assert not other.path.exists()
     assert one.path != other.path
     assert one.checkpoint(b"\xab" * 32) == one.checkpoints / ("ab" * 8)
     assert {one.manifest.parent, one.outbox.parent, one.worker_log.parent} == {one.path}

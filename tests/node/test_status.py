@@ -117,7 +117,11 @@ def test_damaged_state_is_told_and_hides_no_other_run(tmp_path: Path, template: 
     damaged.mkdir()
     (damaged / "run.envelope").write_bytes(template.envelope)
     (damaged / "outbox.sqlite").write_bytes(b"no database" * 100)
-    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    broken = tmp_path / "runs" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "run.envelope").write_bytes(b"no run")
+    for place in ("runs", "joined"):
+        (tmp_path / place / "empty").mkdir()
     found = list(statuses(tmp_path))
     assert [type(one) for one in found] == [BrokenStatus, JoinedStatus, BrokenStatus]
     assert "cannot be read" in lines(found[0], 0.0)[0]
