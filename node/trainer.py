@@ -45,6 +45,7 @@ from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
 from .publishing import Publisher, damage
+from .renewals import Renewals
 from .runfolder import RunFolder
 from .store import Journal, StoredGroup
 from .training import Training
@@ -64,10 +65,13 @@ RECEIPT_BATCH = 1024
 RECEIPT_SECONDS = 0.1
 """Between batches of receipts: volunteers pace themselves by them."""
 
+PARTING_SECONDS = 3.0
+"""For the last receipts when the trainer is asked to stop."""
+
 STATUS_SECONDS = 1.0
 
 IDLE_SECONDS = 1.0
-"""A run without an update in work for this long draws a new beacon for keys that wait."""
+"""Between looks for keys that wait for a beacon: those that come together get one together."""
 
 
 async def trainer(
@@ -129,6 +133,7 @@ class _Trainer:
         self.most_judged = 2 * INBOX * self.manifest.shards + MAX_WAITING
         self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
+        self.renewals = Renewals()
         self.training = Training(following, journal)
         self.lessons = Lessons(
             settings, folder, learning, journal, publisher, self.training, self._updated, report
@@ -148,7 +153,8 @@ class _Trainer:
                 self.report(RunReady(self.following.run.hex(), self.manifest.name, invite, addresses))
                 await stop.wait()
                 self.training.doing = "finishing"
-                await self._send_receipts()
+                with trio.move_on_after(PARTING_SECONDS):  # somebody may not be reading
+                    await self._send_receipts()
                 nursery.cancel_scope.cancel()
         finally:
             await self.lessons.coach.close()
@@ -216,6 +222,7 @@ class _Trainer:
     async def _updated(self, updated: Updated) -> None:
         """A new version from the learner: journalled with its groups in one transaction, then gossiped."""
         head = self.publisher.update(updated)
+        self.renewals.updated(trio.current_time())
         self.report(self.training.published(head, updated))
         await self._announce(head)
         await self.lessons.coach.published(head.version)
@@ -225,10 +232,13 @@ class _Trainer:
         """Draws a new beacon for keys heard of since the last one, when no update is near. [TSK-6]"""
         while True:
             await trio.sleep(IDLE_SECONDS)
-            if self.lessons.turn.locked() or not self.journal.newcomers(self.following.version):
+            if self.lessons.turn.locked() or not self.renewals.due(trio.current_time()):
+                continue
+            if not self.journal.newcomers(self.following.version):
                 continue
             async with self.lessons.turn:
                 head = self.publisher.renew()
+                self.renewals.renewed(trio.current_time())
                 with suppress(ChildDied):  # the next learner is opened at this version
                     await self.lessons.coach.published(head.version)
             await self._announce(head)

@@ -186,13 +186,17 @@ async def agree(conn: Any, protocol: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Any]:
+def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     from .arena import Arena  # imports torch, which the attacks on libp2p need not wait for
 
     @contextmanager
-    def opened(learning: dict[str, Any]) -> Iterator[Arena]:
+    def opened(learning: dict[str, Any], eager: bool = True) -> Iterator[Arena]:
+        """`eager`: new keys get their beacons at once, so that no test waits for another one's pause."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nous_node.node.trainer.STATUS_SECONDS", 0.05)
+            if eager:
+                patch.setattr("nous_node.node.renewals.FIRST_PAUSE_S", 0.0)
+                patch.setattr("nous_node.node.renewals.MAX_PAUSE_S", 0.0)
             arena = Arena(tmp_path_factory.mktemp("arena"), learning)
             try:
                 yield arena
@@ -203,7 +207,7 @@ def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, 
 
 
 @pytest.fixture(scope="session")
-def arena(make_arena: Callable[[dict[str, Any]], Any]) -> Iterator[Arena]:
+def arena(make_arena: Callable[..., Any]) -> Iterator[Arena]:
     """A trainer whose policy stays as it is: an update would need more groups than all tests send."""
     with make_arena({"groups": 1000}) as arena:
         yield arena

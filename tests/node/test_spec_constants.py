@@ -34,6 +34,7 @@ CHAPTER_OF = {
         "node.hardening node.muxer node.muxer_stream node.gossip node.gossip_memory node.mesh node.offences "
         "node.network node.relay node.requests node.liveness node.following node.holdings"
     ),
+    "06-tasks-and-sampling.md": "node.renewals",
     "10-reputation-and-receipts.md": "node.volunteer node.trainer node.pacing",
 }
 """Chapters whose text has the numbers of these tables."""

@@ -1,0 +1,45 @@
+"""When a run without an update draws a new beacon for keys that wait. [TSK-6]
+
+Each renewal is a version, and rollouts age by versions: keys cost nothing, so without a pace somebody who
+makes one a second would make every honest group stale. A renewal waits for twice as long as the one before
+it, and never less than an update takes: then versions are at most some twice as many as updates, and where
+updates are hours apart the staleness of the run still spans most of an hour.
+"""
+
+from __future__ import annotations
+
+import math
+
+FIRST_PAUSE_S = 5.0
+"""From a version to a renewal, at first: volunteers who start together share one beacon."""
+
+MAX_PAUSE_S = 600.0
+"""Longest pause: a newcomer is never kept waiting for longer, whatever others do."""
+
+
+class Renewals:
+    """Paces renewals by a clock of the caller's, in seconds. The first one of a session is due at once."""
+
+    def __init__(self) -> None:
+        self._pause = 0.0
+        self._last = -math.inf
+
+    def due(self, now: float) -> bool:
+        """Whether keys that wait get a beacon now."""
+        return now - self._last >= self._pause
+
+    def renewed(self, now: float) -> None:
+        """A version without new weights was published."""
+        self._pause = _bounded(2 * self._pause)
+        self._last = now
+
+    def updated(self, now: float) -> None:
+        """A version with new weights was published: what it took is what the next one may take. One quick
+        update among slow ones, as at the end of a backlog, shortens the pause to half at most."""
+        took = now - self._last if math.isfinite(self._last) else 0.0
+        self._pause = _bounded(max(took, self._pause / 2))
+        self._last = now
+
+
+def _bounded(pause: float) -> float:
+    return min(MAX_PAUSE_S, max(FIRST_PAUSE_S, pause))
