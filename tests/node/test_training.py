@@ -67,7 +67,7 @@ def head(version: int) -> Head:
 
 
 def updated(version: int, **figures: float) -> Updated:
-    return Updated(version, "", [], 0, [], {}, {}, FIGURES, figures, None)
+    return Updated(version, "", [], 0, [], {}, {}, FIGURES, figures)
 
 
 def yes(credit: int) -> Judged:
