@@ -6,7 +6,7 @@ import io
 import os
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,9 @@ while (message := pipe.receive()) is not None:
             time.sleep(1000)
         case ["group"]:
             pipe.send(Said(f"{os.getpgid(0)} {os.getpid()} {os.environ['GIVEN']}"))
+        case ["leave", "behind"]:
+            left = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+            pipe.send(Said(str(left.pid)))
         case ["stay"]:
             pipe.send(Said("staying"))
             time.sleep(1000)
@@ -150,6 +153,16 @@ async def test_a_child_that_does_not_end_is_killed(child: Start) -> None:
         await end_child(pipe.process, grace=0.05)
         assert pipe.process.returncode == -9
         assert not psutil.pid_exists(pipe.process.pid)
+
+
+async def test_what_a_child_left_behind_is_ended_with_it(child: Start) -> None:
+    async with child() as pipe:
+        left = psutil.Process(int((await told(pipe, "leave behind")).text))
+        await end_child(pipe.process)
+        assert pipe.process.returncode == 0
+        with trio.fail_after(5), suppress(psutil.NoSuchProcess):
+            while left.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
+                await trio.sleep(0.01)
 
 
 async def test_a_child_is_ended_although_everything_is_being_cancelled(child: Start) -> None:
