@@ -79,6 +79,15 @@ class Contribution:
         self._goals.append((groups, event))
         return event
 
+    def wanted(self, groups: int) -> int:
+        """How many of `groups` more are wanted: those that wait for a receipt count towards a goal."""
+        made = self._acknowledged + self._outbox.waiting()
+        return max(0, min(groups, *(goal - made for goal, _ in self._goals))) if self._goals else groups
+
+    @property
+    def _acknowledged(self) -> int:
+        return self._accepted + self._refused.total()
+
     async def all_acknowledged(self) -> None:
         """Until every group sent has its receipt."""
         while self._outbox.waiting():
@@ -89,9 +98,8 @@ class Contribution:
         await self._change.wait()
 
     def _settle(self) -> None:
-        acknowledged = self._accepted + self._refused.total()
         for groups, event in self._goals:
-            if acknowledged >= groups:
+            if self._acknowledged >= groups:
                 event.set()
         self._change.set()
         self._change = trio.Event()

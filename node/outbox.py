@@ -128,19 +128,20 @@ class Outbox:
         """A sequence number that was never used, whatever happened to this process before."""
         return self._numbers.take()
 
-    def next_counter(self, checkpoint: bytes) -> int:
-        """0, 1, 2, ... for each checkpoint, each number once, also across restarts."""
+    def counters(self, checkpoint: bytes, count: int = 1) -> range:
+        """The next `count` of 0, 1, 2, ... for each checkpoint, each number once, also across restarts."""
         with self._database.transaction() as connection:
             (after,) = connection.execute(
-                "INSERT INTO counters VALUES(?, 1) ON CONFLICT DO UPDATE SET next = next + 1 RETURNING next",
-                (checkpoint,),
+                "INSERT INTO counters VALUES(?1, ?2) "
+                "ON CONFLICT DO UPDATE SET next = next + ?2 RETURNING next",
+                (checkpoint, count),
             ).fetchone()
-            if after == 1:
+            if after == count:
                 connection.execute(
                     "DELETE FROM counters WHERE rowid <= (SELECT max(rowid) FROM counters) - ?",
                     (KEPT_COUNTERS,),
                 )
-        return int(after) - 1
+        return range(int(after) - count, int(after))
 
     @property
     def known_from(self) -> int:

@@ -28,8 +28,8 @@ from nous_node.protocol.streams import (
     MAX_HEAD_REPLY,
     MAX_REQUEST,
 )
-from nous_node.protocol.tasks import assign, task_seed
 
+from .assignments import Assignments
 from .config import Settings
 from .contribution import Contribution
 from .engine import Engine, WorkerError
@@ -42,7 +42,7 @@ from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
 from .pacing import OwnRate, Pacing
-from .worker_messages import Group, Load, Loaded, Order
+from .worker_messages import Group, Load, Loaded
 
 HELLO_SECONDS = 10.0
 """Between greetings while no checkpoint counts for our key yet."""
@@ -119,7 +119,8 @@ class _Volunteer:
         self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
         self.contribution.known_from = outbox.known_from
-        self.environments = playable(self.manifest, settings.env, report)
+        environments = playable(self.manifest, settings.env, report)
+        self.assignments = Assignments(following.run, identity.key, self.manifest, environments, outbox)
         self.pacing = Pacing(self.manifest.staleness)
         self.rate = OwnRate(self.manifest.limits.groups_per_second, now_ms())
         self.versions: dict[bytes, int] = {}
@@ -135,6 +136,7 @@ class _Volunteer:
 
     async def run(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
         topics = self.following.topics
+        enough = None if rollouts is None else self.contribution.reached(rollouts)
         self.network.serve(
             HEAD_PROTOCOL, self.following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
         )
@@ -160,7 +162,7 @@ class _Volunteer:
                 ):
                     nursery.start_soon(loop)
                 nursery.start_soon(self._generate_loop, nursery.cancel_scope)
-                await self._until_done(stop, rollouts, minutes)
+                await self._until_done(stop, enough, minutes)
                 self.ending = True
                 self.contribution.doing = "finishing"
                 with trio.move_on_after(PARTING_SECONDS):
@@ -169,7 +171,7 @@ class _Volunteer:
         finally:
             await self.engine.close()
 
-    async def _until_done(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
+    async def _until_done(self, stop: trio.Event, enough: trio.Event | None, minutes: float | None) -> None:
         with trio.move_on_after(minutes * 60 if minutes is not None else float("inf")):
             async with trio.open_nursery() as nursery:
 
@@ -178,8 +180,8 @@ class _Volunteer:
                     nursery.cancel_scope.cancel()
 
                 nursery.start_soon(first, stop)
-                if rollouts is not None:
-                    nursery.start_soon(first, self.contribution.reached(rollouts))
+                if enough is not None:
+                    nursery.start_soon(first, enough)
 
     # --- what comes in ---------------------------------------------------------------------------
 
@@ -256,16 +258,19 @@ class _Volunteer:
         """The newest checkpoint on disk that counts for our key."""
         while True:
             head = self.holdings.newest
-            if head is not None and head.version > self.contribution.known_from >= 0:
+            barren = head is not None and self.assignments.has_none(head)
+            if head is not None and head.version > self.contribution.known_from >= 0 and not barren:
                 return head
-            self.contribution.doing = "fetching a checkpoint" if head is None else "waiting for a version"
+            waits = "waiting for a version" + " with tasks for this node" * barren
+            self.contribution.doing = "fetching a checkpoint" if head is None else waits
             with trio.move_on_after(STATUS_SECONDS):
                 await self.holdings.changed()
 
     async def _room(self, batch: int) -> int:
-        """How many of `batch` groups may be made now; waits until receipts leave room for some."""
+        """How many of `batch` groups may be made now; waits until receipts leave room for some, or a group
+        that counted towards `--rollouts` is given up."""
         while True:
-            size = self.pacing.batch(batch, self.outbox.waiting())
+            size = self.contribution.wanted(self.pacing.batch(batch, self.outbox.waiting()))
             if size:
                 return size
             self.contribution.doing = "waiting for receipts"
@@ -285,7 +290,9 @@ class _Volunteer:
 
     async def _batch(self, head: Head, size: int) -> int:
         """Makes `size` groups; how many the next batch should have."""
-        orders = self._orders(head, size)
+        orders = self.assignments.take(head, size)
+        if not orders:
+            return size
         self.contribution.doing = f"generating {len(orders)} groups"
         started = time.monotonic()
         with self.contribution.working():
@@ -297,19 +304,6 @@ class _Volunteer:
         if took < BATCH_SECONDS / 2:
             return min(MAX_BATCH, size * 2)
         return max(1, int(size * min(1.0, BATCH_SECONDS / took)))
-
-    def _orders(self, head: Head, size: int) -> list[Order]:
-        orders: list[Order] = []
-        skipped = 0
-        while len(orders) < size and skipped < 16 * MAX_BATCH:
-            counter = self.outbox.next_counter(head.hash)
-            seed = task_seed(self.following.run, head.hash, head.manifest.beacon, self.identity.key, counter)
-            environment = self.manifest.environments[assign(seed, self.manifest.weights, 1).environment].id
-            if environment not in self.environments:
-                skipped += 1
-                continue
-            orders.append(Order(counter, seed, dict(head.manifest.levels)))
-        return orders
 
     def _finished(self, head: Head, group: Group) -> bytes | None:
         """The sealed group, which from here on survives whatever happens to this process; None where there

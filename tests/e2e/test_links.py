@@ -84,7 +84,8 @@ def test_volunteer_stops_by_itself_after_as_many_rollouts(net) -> None:
     volunteer = net.volunteers["some"]
     assert volunteer.exit_code(60) == Exit.OK
     summary = volunteer.summary()
-    assert summary.status.accepted + sum(summary.status.refused.values()) >= 5
+    assert summary.status.accepted + sum(summary.status.refused.values()) == 5
+    assert summary.status.groups_waiting == 0
     assert summary.text.startswith(f"Contributed {summary.status.accepted} accepted rollout groups")
 
 
@@ -141,3 +142,6 @@ def test_nobody_at_the_address_is_said_with_the_address(net) -> None:
     sentence = nowhere.sentence()
     assert "/ip4/127.0.0.1/tcp/1/p2p/" in sentence
     assert "ask for a new invite" in sentence
+    home = net.village.home("nowhere")
+    assert not (home / "last_run").exists()
+    assert not list(home.glob("joined/*"))

@@ -146,6 +146,22 @@ def test_a_goal_is_reached_by_acknowledged_groups_refused_ones_included(contribu
     assert three.is_set()
 
 
+def test_no_more_groups_are_wanted_than_a_goal_leaves(contribution: Contribution, outbox: Outbox) -> None:
+    assert contribution.wanted(64) == 64
+    contribution.reached(5)
+    assert (contribution.wanted(64), contribution.wanted(3)) == (5, 3)
+    contribution.note(yes(1))
+    contribution.note(no(2))
+    for counter in range(2):  # made, and without a receipt
+        data = seal(KEY, Kind.ROLLOUT, bytes(32), b"body", seq=outbox.next_seq(), ts=NOW)
+        outbox.put(data, checkpoint=bytes(32), version=0, counter=counter)
+    assert contribution.wanted(64) == 1
+    contribution.note(no(3))
+    assert contribution.wanted(64) == 0
+    outbox.drop_stale(NOW, horizon=1)
+    assert contribution.wanted(64) == 2
+
+
 async def test_whoever_waits_is_woken_by_each_receipt_and_by_groups_given_up(
     contribution: Contribution,
 ) -> None:

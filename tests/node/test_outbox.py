@@ -190,10 +190,11 @@ def test_the_same_message_cannot_be_put_twice(outbox: Outbox) -> None:
 
 def test_counters_run_without_holes_for_each_checkpoint(path: Path) -> None:
     with Outbox.open(path) as outbox:
-        assert [outbox.next_counter(CHECKPOINT) for _ in range(3)] == [0, 1, 2]
-        assert outbox.next_counter(b"d" * 32) == 0
+        assert [*outbox.counters(CHECKPOINT), *outbox.counters(CHECKPOINT, 2)] == [0, 1, 2]
+        assert outbox.counters(b"d" * 32, 64) == range(64)
     with Outbox.open(path) as outbox:
-        assert outbox.next_counter(CHECKPOINT) == 3
+        assert outbox.counters(CHECKPOINT) == range(3, 4)
+        assert outbox.counters(b"d" * 32) == range(64, 65)
 
 
 def test_the_version_from_which_the_key_counts_outlives_a_restart(path: Path) -> None:
@@ -229,7 +230,7 @@ def test_nothing_is_lost_or_used_twice_after_kill_9(path: Path) -> None:
         "from nous_node.protocol.identity import Identity\n"
         "outbox = Outbox.open(Path(sys.argv[1]))\n"
         "for _ in range(20):\n"
-        "    seq, counter = outbox.next_seq(), outbox.next_counter(b'c' * 32)\n"
+        "    seq, counter = outbox.next_seq(), outbox.counters(b'c' * 32)[0]\n"
         "    data = seal(Identity.from_seed(bytes(32)), Kind.ROLLOUT, b'r' * 32, b'x', seq=seq, ts=1000000)\n"
         "    outbox.put(data, checkpoint=b'c' * 32, version=1, counter=counter)\n"
         "print(seq, flush=True)\n"
@@ -240,7 +241,7 @@ def test_nothing_is_lost_or_used_twice_after_kill_9(path: Path) -> None:
     with Outbox.open(path) as outbox:
         assert outbox.waiting() == 20
         assert len(outbox.due(NOW + 1, 0)) == 20
-        assert outbox.next_counter(CHECKPOINT) == 20
+        assert outbox.counters(CHECKPOINT) == range(20, 21)
         assert outbox.next_seq() > int(done.stdout)
 
 

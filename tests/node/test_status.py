@@ -89,7 +89,7 @@ def test_status_reads_while_a_node_writes(tmp_path: Path, template: RunFolder) -
     folder = joined(tmp_path, template)
     filled(folder, template)
     with Home.open(tmp_path).lock(), Outbox.open(folder / "outbox.sqlite") as outbox:
-        outbox.next_counter(bytes(32))
+        outbox.counters(bytes(32))
         assert joined_status(folder).accepted == 1
 
 
