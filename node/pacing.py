@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nous_node.protocol.gossip import BURST_SECONDS
+from nous_node.protocol.gossip import Rate
 
 FIRST = 32.0
 """Groups at the start: a batch in work and one on its way."""
@@ -24,7 +24,7 @@ STALE_DECAY = 1.0
 """Groups fewer for one that came too late to be used."""
 
 RATE_SHARE = 0.95
-"""Of the run's rate that a sender uses: relays have clocks of their own, and a hello takes some, too."""
+"""Of the run's rate that a sender uses: relays have clocks of their own."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class OwnRate:
 
     @property
     def _capacity(self) -> float:
-        return max(self._rate * BURST_SECONDS, 1.0)
+        return max(1.0, Rate.of_groups(self.groups_per_second).burst * RATE_SHARE)
 
     def delay(self, now: int) -> float:
         """Takes one message's turn; seconds until it comes."""

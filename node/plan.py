@@ -74,7 +74,7 @@ EMBEDDED_MAX_TOKENS = 16
 DEFAULT_MAX_TOKENS = 256
 """For other models: a short answer with some reasoning, seconds on a laptop."""
 
-EMBEDDED_GROUPS_PER_SECOND = 1000.0
+EMBEDDED_GROUPS_PER_SECOND = 400.0
 """A core generates about 300 of the embedded default's groups in a second."""
 DEFAULT_GROUPS_PER_SECOND = 20.0
 """For other models: more than one GPU makes, few enough to bound a flood."""

@@ -3,7 +3,7 @@
 A pure function of the message, the clock and a `GossipView`, cheapest check first:
 
     size -> strict decode -> protocol, run and kind -> times -> replay -> shard or role -> signature
-    -> quarantine and rate -> remembered -> body -> known checkpoint within staleness
+    -> quarantine, share and rate -> remembered -> body -> known checkpoint within staleness
 
 Nothing is remembered of a message before its signature holds and its sender is within its rate, so that
 nobody fills the memory in another's name or faster than a key may send.
@@ -29,6 +29,19 @@ from .runs import RunManifest, shard_of
 
 BURST_SECONDS = 60.0
 """How many seconds' worth of its rate a key may send at once: a node that was cut off catches up."""
+
+MAX_BURST = 4_096.0
+"""And never more than this many groups at once, whatever rate the run allows."""
+
+HELLO_RATE = 0.2
+"""Hellos a second of one key: an honest node sends one every ten seconds until its key counts."""
+
+HELLO_BURST = 4.0
+"""Hellos at once: a node that is started again and again."""
+
+MEMORY_SHARES = 64
+"""Once half of the memory is in use, a key of which more than one share of it is remembered waits. Below
+that one volunteer may use all of it, which is 218 groups a second; the other half takes 32 keys to fill."""
 
 _MINUTE_MS = 60_000
 
@@ -85,6 +98,8 @@ class Memory:
     """Envelope id -> (sender, seq)."""
     numbers: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
     """(sender, seq) -> envelope id."""
+    held: dict[bytes, int] = field(default_factory=dict)
+    """Sender -> its messages here."""
     minutes: dict[int, list[bytes]] = field(default_factory=dict)
     """Minute of expiry -> ids, so that forgetting costs nothing for what stays."""
 
@@ -109,17 +124,55 @@ class Memory:
                 threshold=MAX_REMEMBERED,
             )
 
+    def check_share(self, sender: bytes) -> None:
+        """RemoteError(RATE) where this sender has its share of what may be remembered. [GOS-9]"""
+        share = MAX_REMEMBERED // MEMORY_SHARES
+        held = self.held.get(sender, 0)
+        if held >= share and len(self.ids) >= MAX_REMEMBERED // 2:
+            raise RemoteError(
+                Code.RATE,
+                f"{held} messages of this sender are remembered, which is its share.",
+                measured=held,
+                threshold=share,
+            )
+
     def add(self, envelope: Envelope) -> None:
-        number = (envelope.head.sender, envelope.head.seq)
+        sender = envelope.head.sender
+        number = (sender, envelope.head.seq)
         self.ids[envelope.id] = number
         self.numbers[number] = envelope.id
+        self.held[sender] = self.held.get(sender, 0) + 1
         self.minutes.setdefault(envelope.head.exp // _MINUTE_MS, []).append(envelope.id)
 
     def forget(self, now: int) -> None:
         """Drops the minutes that are over: a replay of what expired in them fails its expiry check."""
         for minute in [minute for minute in self.minutes if (minute + 1) * _MINUTE_MS <= now]:
             for digest in self.minutes.pop(minute):
-                self.numbers.pop(self.ids.pop(digest), None)
+                self._drop(digest)
+
+    def _drop(self, digest: bytes) -> None:
+        number = self.ids.pop(digest)
+        self.numbers.pop(number, None)
+        self.held[number[0]] -= 1
+        if not self.held[number[0]]:
+            del self.held[number[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one key may send."""
+
+    per_second: float
+    burst: float
+    """Messages at once."""
+
+    @classmethod
+    def of_groups(cls, per_second: float) -> Rate:
+        """For a run that allows `per_second` groups a second. [GOS-6]"""
+        return cls(per_second, max(1.0, min(per_second * BURST_SECONDS, MAX_BURST)))
+
+
+HELLOS = Rate(HELLO_RATE, HELLO_BURST)
 
 
 @dataclass(slots=True)
@@ -130,20 +183,19 @@ class Bucket:
     at: int
 
     @classmethod
-    def full(cls, rate: float, now: int) -> Bucket:
-        return cls(max(rate * BURST_SECONDS, 1.0), now)
+    def full(cls, rate: Rate, now: int) -> Bucket:
+        return cls(rate.burst, now)
 
-    def take(self, rate: float, now: int) -> None:
+    def take(self, rate: Rate, now: int) -> None:
         """Takes one, or raises RemoteError(RATE). [GOS-6]"""
-        capacity = max(rate * BURST_SECONDS, 1.0)
-        self.level = min(capacity, self.level + rate * max(0, now - self.at) / 1000)
+        self.level = min(rate.burst, self.level + rate.per_second * max(0, now - self.at) / 1000)
         self.at = max(self.at, now)
         if self.level < 1:
             raise RemoteError(
                 Code.RATE,
-                f"The sender exceeds {rate} groups a second.",
-                measured=rate,
-                threshold=rate,
+                f"The sender exceeds {rate.per_second} messages a second.",
+                measured=rate.per_second,
+                threshold=rate.per_second,
             )
         self.level -= 1
 
@@ -152,8 +204,8 @@ class Bucket:
 class Buckets:
     """The buckets of all senders heard of lately. A bucket that is full again is as good as none."""
 
-    rate: float
-    """Messages a second of one key."""
+    rate: Rate
+    """Of one key."""
     by_key: dict[bytes, Bucket] = field(default_factory=dict)
     swept: int = 0
     """Unix milliseconds of the last sweep."""
@@ -171,7 +223,7 @@ class Buckets:
             return
         if now - self.swept >= _SWEEP_MS:
             self.swept = now
-            refilled = now - 1000 * max(BURST_SECONDS, 1 / self.rate)
+            refilled = now - 1000 * self.rate.burst / self.rate.per_second
             self.by_key = {key: bucket for key, bucket in self.by_key.items() if bucket.at > refilled}
         if len(self.by_key) >= MAX_SENDERS:
             raise RemoteError(
@@ -195,10 +247,12 @@ class GossipView:
     """Highest version known; -1 before the first."""
     quarantined: dict[bytes, int] = field(default_factory=dict)
     """Key -> Unix milliseconds at which its quarantine ends."""
-    buckets: Buckets = field(init=False)
+    groups: Buckets = field(init=False)
+    hellos: Buckets = field(init=False)
 
     def __post_init__(self) -> None:
-        self.buckets = Buckets(self.manifest.limits.groups_per_second)
+        self.groups = Buckets(Rate.of_groups(self.manifest.limits.groups_per_second))
+        self.hellos = Buckets(HELLOS)
 
     def learn(self, checkpoint: bytes, version: int) -> None:
         """Makes a checkpoint known, and forgets those too old for any verdict but STALE."""
@@ -218,8 +272,11 @@ def judge_rollout(view: GossipView, shard: int, data: bytes, now: int) -> Judgem
         view.memory.check_room()
 
     def stand(envelope: Envelope) -> None:
-        _check_quarantine(view, envelope.head.sender, now)
-        view.buckets.take(envelope.head.sender, now)
+        sender = envelope.head.sender
+        _check_quarantine(view, sender, now)
+        view.memory.check_share(sender)
+        buckets = view.hellos if envelope.head.kind == Kind.HELLO else view.groups
+        buckets.take(sender, now)
 
     def open_body(envelope: Envelope) -> Body:
         if envelope.head.kind == Kind.HELLO:

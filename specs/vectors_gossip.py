@@ -121,26 +121,35 @@ def _replays() -> list[Scene]:
 
 
 def _rates() -> list[Scene]:
-    burst = Scene("0.05 a second make a burst of 3, and one more every 20 seconds", "GOS-6")
+    burst = Scene("0.05 a second make a burst of 3 groups, and one more every 20 seconds", "GOS-6")
     for seq in range(3):
-        burst.hears(hello(seq=seq), ACCEPT)
-    burst.hears(hello(seq=3), "ignore rate").hears(hello(seq=4), "ignore rate", 19_999)
-    burst.hears(hello(seq=5), ACCEPT, 20_000).hears(hello(seq=6), "ignore rate", 20_000)
+        burst.hears(rollout(0, seq), ACCEPT)
+    burst.hears(rollout(0, 3), "ignore rate").hears(rollout(0, 4), "ignore rate", 19_999)
+    burst.hears(rollout(0, 5), ACCEPT, 20_000).hears(rollout(0, 6), "ignore rate", 20_000)
+    greetings = Scene(
+        "4 hellos at once, and one more every 5 seconds; groups have their own rate", "GOS-6 HEL-1"
+    )
+    for seq in range(4):
+        greetings.hears(hello(seq=seq), ACCEPT)
+    greetings.hears(hello(seq=4), "ignore rate").hears(rollout(0, 9), ACCEPT).hears(
+        hello(seq=5), "ignore rate", 4_999
+    )
+    greetings.hears(hello(seq=6), ACCEPT, 5_000).hears(hello(seq=7), "ignore rate", 5_000)
     again = Scene("a message beyond the rate is not remembered", "GOS-6 GOS-11")
     for seq in range(3):
-        again.hears(hello(seq=seq), ACCEPT)
-    again.hears(hello(seq=3), "ignore rate").hears(hello(seq=3), ACCEPT, 20_000)
+        again.hears(rollout(0, seq), ACCEPT)
+    again.hears(rollout(0, 3), "ignore rate").hears(rollout(0, 3), ACCEPT, 20_000)
     forgery = Scene("forged messages take nothing from the rate of the key that they name", "GOS-6 GOS-11")
     for seq in range(4):
         forgery.hears(forged(hello(seq=seq)), "reject bad-signature")
     forgery.hears(hello(seq=9), ACCEPT)
     apart = Scene("each key has its own rate", "GOS-6")
-    for seq in range(3):
+    for seq in range(4):
         apart.hears(hello(seq=seq), ACCEPT)
-    apart.hears(hello(seq=3), "ignore rate").hears(hello(BOB), ACCEPT, topic=topic_of(BOB))
+    apart.hears(hello(seq=4), "ignore rate").hears(hello(BOB), ACCEPT, topic=topic_of(BOB))
     quarantine = Scene("a quarantine ends by itself", "GOS-10", quarantined={ALICE.key: NOW + 1000})
     quarantine.hears(hello(), "ignore quarantined", 999).hears(hello(), ACCEPT, 1000)
-    return [burst, again, forgery, apart, quarantine]
+    return [burst, greetings, again, forgery, apart, quarantine]
 
 
 def _fresh() -> list[Scene]:

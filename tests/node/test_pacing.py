@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nous_node.node.pacing import FIRST, HIGHEST, LOWEST, RATE_SHARE, OwnRate, Pacing
-from nous_node.protocol.gossip import Bucket
+from nous_node.protocol.gossip import MAX_BURST, Bucket, Rate
 
 STALENESS = 4
 
@@ -52,11 +52,12 @@ def test_groups_in_flight_never_exceed_the_window(wanted: int, waiting: int, win
 @given(st.floats(0.01, 100), st.lists(st.integers(0, 5000), max_size=200))
 def test_a_sender_that_waits_as_told_is_within_every_readers_rate(rate: float, pauses: list[int]) -> None:
     now = 1_800_000_000_000
-    own, reader = OwnRate(rate, now), Bucket.full(rate, now)
+    own, allowed = OwnRate(rate, now), Rate.of_groups(rate)
+    reader = Bucket.full(allowed, now)
     for pause in pauses:
         now += pause
         now += math.ceil(own.delay(now) * 1000)
-        reader.take(rate, now)  # raises where the rate is exceeded
+        reader.take(allowed, now)  # raises where the rate is exceeded
 
 
 def test_a_burst_is_a_minute_of_the_rate() -> None:
@@ -65,3 +66,7 @@ def test_a_burst_is_a_minute_of_the_rate() -> None:
     assert own.delay(0) == 1 / (2.0 * RATE_SHARE)
     assert own.delay(0) == 2 / (2.0 * RATE_SHARE)
     assert own.delay(60_000) == 0.0
+
+
+def test_a_burst_is_bounded_whatever_the_rate() -> None:
+    assert OwnRate(1000.0, 0).level == MAX_BURST * RATE_SHARE

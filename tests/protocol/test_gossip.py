@@ -41,6 +41,18 @@ def hello(world: Any) -> bytes:
 
 
 @pytest.fixture
+def rollout(world: Any, group: Any) -> Any:
+    """A sealed group of the known checkpoint with this counter and sequence number."""
+
+    def sealed(number: int) -> bytes:
+        body = group(checkpoint=KNOWN, counter=number).to_bytes()
+        data: bytes = world.sealed(Kind.ROLLOUT, body, world.volunteer, number)
+        return data
+
+    return sealed
+
+
+@pytest.fixture
 def judge(world: Any, view: GossipView) -> Any:
     """Judges a message on its sender's shard at the world's time, or later by `after` milliseconds."""
 
@@ -153,21 +165,62 @@ def test_what_expired_is_forgotten_and_stays_refused(
     assert (len(view.memory.ids), len(view.memory.numbers), len(view.memory.minutes)) == (0, 0, 0)
 
 
-def test_a_burst_is_taken_then_the_rate_holds(world: Any, hello: bytes, judge: Any) -> None:
+def test_a_burst_is_taken_then_the_rate_holds(rollout: Any, judge: Any) -> None:
     # 0.05 a second: a bucket of 3
-    messages = [world.sealed(Kind.HELLO, hello, world.volunteer, seq) for seq in range(6)]
+    messages = [rollout(number) for number in range(6)]
     assert [outcome(judge(data)) for data in messages[:4]] == [ACCEPTED] * 3 + [refused(Code.RATE)]
     assert outcome(judge(messages[4], 19_999)) == refused(Code.RATE)
     assert outcome(judge(messages[5], 20_000)) == ACCEPTED
 
 
-def test_what_exceeds_the_rate_is_not_remembered(
-    world: Any, view: GossipView, hello: bytes, judge: Any
-) -> None:
-    for seq in range(20):
-        judge(world.sealed(Kind.HELLO, hello, world.volunteer, seq))
+def test_what_exceeds_the_rate_is_not_remembered(view: GossipView, rollout: Any, judge: Any) -> None:
+    for number in range(20):
+        judge(rollout(number))
     assert len(view.memory.ids) == 3
-    assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 19), 20_000)) == ACCEPTED
+    assert outcome(judge(rollout(19), 20_000)) == ACCEPTED
+
+
+def test_hellos_have_a_rate_of_their_own(world: Any, hello: bytes, rollout: Any, judge: Any) -> None:
+    hellos = [world.sealed(Kind.HELLO, hello, world.volunteer, 100 + seq) for seq in range(6)]
+    assert [outcome(judge(data)) for data in hellos[:5]] == [ACCEPTED] * 4 + [refused(Code.RATE)]
+    assert [outcome(judge(rollout(number))) for number in range(3)] == [ACCEPTED] * 3
+    assert outcome(judge(hellos[5], 4_999)) == refused(Code.RATE)
+    assert outcome(judge(hellos[5], 5_000)) == ACCEPTED
+
+
+@pytest.mark.parametrize(
+    ("rate", "burst"), [(0.01, 1.0), (0.05, 3.0), (20.0, 1200.0), (1000.0, 4096.0), (1e9, 4096.0)]
+)
+def test_a_burst_is_a_minute_of_the_rate_within_bounds(rate: float, burst: float) -> None:
+    assert gossip.Rate.of_groups(rate).burst == burst
+
+
+def test_few_keys_cannot_fill_the_memory(
+    world: Any, view: GossipView, hello: bytes, judge: Any, replaced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gossip, "MAX_REMEMBERED", 1280)
+    message = world.opened(Kind.HELLO, hello, world.volunteer)
+
+    def fill(key: bytes) -> None:
+        for seq in range(2000):
+            view.memory.check_share(key)
+            head = replaced(message.head, sender=key, seq=seq)
+            view.memory.add(replaced(message, head=head, id=key + seq.to_bytes(2)))
+
+    for number in range(31):
+        with pytest.raises(gossip.RemoteError, match="share") as caught:
+            fill(number.to_bytes(32))
+        assert caught.value.code is Code.RATE
+        assert len(view.memory.ids) == 640 + 20 * number  # the first alone has half, each other one a share
+    assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer))) == ACCEPTED
+
+
+def test_a_share_of_the_memory_comes_back_with_expiry(view: GossipView, world: Any, hello: bytes) -> None:
+    envelope = world.opened(Kind.HELLO, hello, world.volunteer)
+    view.memory.add(envelope)
+    assert view.memory.held == {world.volunteer.key: 1}
+    view.memory.forget(world.now + MAX_LIFETIME_MS + 60_000)
+    assert view.memory.held == {}
 
 
 def test_a_forged_message_takes_nothing_from_its_victims_rate(world: Any, hello: bytes, judge: Any) -> None:
@@ -178,11 +231,11 @@ def test_a_forged_message_takes_nothing_from_its_victims_rate(world: Any, hello:
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 99))) == ACCEPTED
 
 
-def test_a_clock_that_steps_back_gives_nothing(world: Any, hello: bytes, judge: Any) -> None:
-    for seq in range(3):
-        judge(world.sealed(Kind.HELLO, hello, world.volunteer, seq), 10_000)
-    assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 3))) == refused(Code.RATE)
-    assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 4), 10_000)) == refused(Code.RATE)
+def test_a_clock_that_steps_back_gives_nothing(rollout: Any, judge: Any) -> None:
+    for number in range(3):
+        judge(rollout(number), 10_000)
+    assert outcome(judge(rollout(3))) == refused(Code.RATE)
+    assert outcome(judge(rollout(4), 10_000)) == refused(Code.RATE)
 
 
 def test_quarantine_ends_by_itself(world: Any, view: GossipView, hello: bytes, judge: Any) -> None:
@@ -222,6 +275,7 @@ def test_a_full_memory_holds_volunteers_off_but_not_trainers(
     world: Any, view: GossipView, hello: bytes, judge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gossip, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(gossip, "MEMORY_SHARES", 1)
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 0))) == ACCEPTED
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 1))) == refused(Code.BUSY)
     data = world.sealed(Kind.CHECKPOINT, world.base.to_bytes(), world.trainer)
@@ -232,14 +286,14 @@ def test_keys_made_for_a_flood_are_held_off_and_forgotten(
     world: Any, view: GossipView, hello: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gossip, "MAX_SENDERS", 2)
-    view.buckets.take(b"a", 0)
-    view.buckets.take(b"b", 30_000)
+    view.hellos.take(b"a", 0)
+    view.hellos.take(b"b", 10_000)
     with pytest.raises(gossip.RemoteError) as caught:
-        view.buckets.take(b"c", 59_999)
+        view.hellos.take(b"c", 19_999)
     assert caught.value.code is Code.BUSY
-    view.buckets.take(b"b", 59_999)  # who was heard of lately goes on
-    view.buckets.take(b"c", 61_000)  # a's bucket is full again: as good as none
-    assert set(view.buckets.by_key) == {b"b", b"c"}
+    view.hellos.take(b"b", 19_999)  # who was heard of lately goes on
+    view.hellos.take(b"c", 21_000)  # a's bucket is full again: as good as none
+    assert set(view.hellos.by_key) == {b"b", b"c"}
 
 
 def test_only_trainers_publish_checkpoints_and_receipts(world: Any, view: GossipView) -> None:
