@@ -275,12 +275,12 @@ def status(home: HomeFlag = None, json: JsonFlag = False) -> None:
 
 
 @app.command(epilog=EXIT_CODES)
-def doctor(home: HomeFlag = None, json: JsonFlag = False) -> None:
+def doctor(home: HomeFlag = None, device: DeviceFlag = None, json: JsonFlag = False) -> None:
     """Check this machine: Python, torch, memory, disk, clock, port, and whether rollouts made here verify."""
     from .cli_commands import home_path
     from .doctor import print_checks
 
-    raise typer.Exit(print_checks(home_path(home), json=json))
+    raise typer.Exit(print_checks(home_path(home), device, json=json))
 
 
 @identity_app.command("show")

@@ -12,6 +12,7 @@ from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import Invite
 
 from .config import Flags, load_settings
+from .device import check_device
 from .home import Home, default_home
 
 FIXED_PORT = ("/ip4/0.0.0.0/tcp/4001",)
@@ -37,6 +38,7 @@ def train_run(
     opened = Home.open(home_path(home))
     settings = load_settings(opened, config, os.environ, flags, listen=FIXED_PORT)
     folder = RunFolder.open(opened.runs / name)
+    check_device(settings.device)
     entropy = os.urandom if seed is None else Random(seed).randbytes  # a seed is for the demo only
     with opened.lock():
         run_role(
@@ -59,6 +61,7 @@ def join_run(
     opened = Home.open(home_path(home))
     settings = load_settings(opened, config, os.environ, flags)
     chosen = choose_run(opened, invite)
+    check_device(settings.device)
     from .cli_roles import run_role
     from .views import open_view
     from .volunteer import volunteer

@@ -153,6 +153,11 @@ def _device(raw: object) -> str:
     return raw
 
 
+def parse_device(raw: str) -> str:
+    """A device by its name. Raises LocalError."""
+    return str(_value("The flag --device", "device", raw))
+
+
 def _list_of(start: str) -> Callable[[object], tuple[str, ...]]:
     """Texts that begin with `start`: a list, or one text with commas between."""
 

@@ -26,6 +26,8 @@ from nous_node.protocol.checkpoints import files_hash
 from nous_node.protocol.errors import NousError
 
 from .cli_exit import Exit
+from .config import parse_device
+from .device import devices, missing
 from .home import Home, HomeBusyError
 from .plan import DEFAULT_MODEL, DEFAULT_MODEL_HASH, EMBEDDED_THRESHOLDS
 from .wording import plural, printable, size
@@ -55,7 +57,7 @@ class Check:
     text: str
 
 
-def checks(home: Path) -> Iterator[Check]:
+def checks(home: Path, device: str = "cpu") -> Iterator[Check]:
     """All checks, one after the other. One that fails unexpectedly is a problem itself."""
     tests: list[tuple[str, Callable[[], Check]]] = [
         ("python", check_python),
@@ -65,9 +67,9 @@ def checks(home: Path) -> Iterator[Check]:
         ("clock", lambda: check_clock(home)),
         ("port", check_port),
         ("libp2p", check_libp2p),
-        ("torch", check_torch),
+        ("torch", lambda: check_torch(device)),
         ("default policy", check_default_policy),
-        ("reproducibility", check_reproducibility),
+        ("reproducibility", lambda: check_reproducibility(device)),
         ("sandbox", check_sandbox),
         ("environments", check_environments),
     ]
@@ -80,14 +82,15 @@ def checks(home: Path) -> Iterator[Check]:
             yield Check(name, "problem", f"failed: {type(error).__name__}: {error}")
 
 
-def print_checks(home: Path, *, json: bool) -> int:
-    """Prints each check as it is done; the exit code."""
+def print_checks(home: Path, named: str | None, *, json: bool) -> int:
+    """Prints each check as it is done; the exit code. `named`: a device, where one was."""
+    device = "cpu" if named is None else parse_device(named)
     from rich.console import Console
     from rich.text import Text
 
     console, problems = Console(), 0
     styles = {"ok": "green", "note": "yellow", "problem": "bold red"}
-    for check in checks(home):
+    for check in checks(home, device):
         problems += check.state == "problem"
         if json:
             fields = {"name": check.name, "state": check.state, "text": check.text}
@@ -167,13 +170,12 @@ def check_libp2p() -> Check:
     return Check("libp2p", "ok", version)
 
 
-def check_torch() -> Check:
+def check_torch(device: str = "cpu") -> Check:
     import torch
 
-    devices = ["cpu", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
-    return Check(
-        "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {', '.join(devices)}"
-    )
+    text = f"{torch.__version__}, {torch.get_num_threads()} threads, {', '.join(devices())}"
+    problem = missing(device)
+    return Check("torch", "problem" if problem else "ok", f"{text}. {problem}" if problem else text)
 
 
 def check_default_policy() -> Check:
@@ -187,9 +189,11 @@ def check_default_policy() -> Check:
     return Check("default policy", "ok", f"complete, files hash {digest[:16]}")
 
 
-def check_reproducibility() -> Check:
+def check_reproducibility(device: str = "cpu") -> Check:
     """What a volunteer samples here is what a trainer recomputes: the embedded default against itself."""
-    measured = self_test()
+    if missing(device):
+        return Check("reproducibility", "problem", f"not measured: there is no {device} here.")
+    measured = self_test(device)
     limits = EMBEDDED_THRESHOLDS
     text = (
         f"log-probs differ by {measured.logprob_mad:.1e} (limit {limits.logprob_mad:.0e}), draws by "
@@ -215,15 +219,17 @@ class SelfTest:
     distance_max: float
 
 
-def self_test() -> SelfTest:
-    """Generates seeded tokens with the embedded default in fp32 and recomputes them by prefill."""
+def self_test(device: str = "cpu") -> SelfTest:
+    """Generates seeded tokens with the embedded default in fp32 and recomputes them by prefill, on the CPU as
+    most trainers would."""
     import numpy as np
 
     from nous_node.trainer.generate import Request, generate, uniforms
     from nous_node.trainer.policy import Policy
     from nous_node.trainer.prefill import Recorded, prefill
 
-    policy = Policy.load(DEFAULT_MODEL, "float32")
+    policy = Policy.load(DEFAULT_MODEL, "float32", device)
+    verifier = policy if device == "cpu" else Policy.load(DEFAULT_MODEL, "float32")
     prompts = [policy.tokenizer.encode(f"sort {3141 + 577 * n}=") for n in range(SELF_TEST_GROUPS)]
     keys = [bytes([n]) * 32 for n in range(SELF_TEST_GROUPS)]
     wanted = [Request(prompt, key, 0, SELF_TEST_TOKENS) for prompt, key in zip(prompts, keys, strict=True)]
@@ -236,7 +242,7 @@ def self_test() -> SelfTest:
         )
         for prompt, key, one in zip(prompts, keys, made, strict=True)
     ]
-    results = prefill(policy, recorded, 1.0)
+    results = prefill(verifier, recorded, 1.0)
     reported = np.concatenate([one.logprobs for one in made])
     recomputed = np.concatenate([one.logprobs for one in results])
     distances = np.concatenate([one.distances for one in results])

@@ -13,10 +13,6 @@ import pytest
 
 from nous_node.node.cli_exit import Exit
 from nous_node.node.create import DEFAULT_MODEL
-from nous_node.node.home import Home
-from nous_node.protocol.runs import Invite
-
-PEER = "12D3KooWMbbPVGsZYh3ChQjue712NHHGNybRRXwnuSpezYjGbCDS"
 
 
 def ends(node: Any, code: Exit, *words: str) -> None:
@@ -71,20 +67,10 @@ def test_last_run_that_is_no_invite(made) -> None:
     ends(made.join("forgetful"), Exit.INPUT, "invite")
 
 
-@pytest.mark.slow  # the half minute that a person waits
-def test_invite_that_leads_nowhere_leaves_the_last_good_one(made) -> None:
-    """A port that was just free: nobody listens there."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        port = taken.getsockname()[1]
-    good = Invite(bytes(32), [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"]).to_text()
-    home = Home.open(made.home("faithful"))
-    home.remember_run(good)
-    nowhere = Invite(b"n" * 32, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}"]).to_text()
-    node = made.join("faithful", nowhere)
-    assert node.exit_code(45) == Exit.NETWORK, node.told()
-    assert "Nobody who follows this run answers" in node.sentence()
-    assert home.last_run() == good
-    assert not list(home.path.glob("joined/*"))
+@pytest.mark.parametrize("device", ["mps", "cuda:999"])
+def test_device_that_is_not_there(made, device: str) -> None:
+    words = (f"The device {device} is missing", "--device cpu", "nous-node doctor")
+    ends(made.start("trainer", "train", "run", "--device", device), Exit.INPUT, *words)
 
 
 def test_port_in_use(made) -> None:

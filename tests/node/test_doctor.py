@@ -22,12 +22,13 @@ from nous_node.node.doctor import (
 )
 from nous_node.node.home import Home
 from nous_node.node.plan import EMBEDDED_THRESHOLDS
+from nous_node.protocol.errors import LocalError
 
 
 def test_this_machine_is_fit_and_every_check_has_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert print_checks(tmp_path / "home", json=True) == 0
+    assert print_checks(tmp_path / "home", None, json=True) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["name"] for one in told if one["state"] == "problem"] == []
     assert {"python", "torch", "libp2p", "home", "disk", "reproducibility", "environments"} <= {
@@ -38,12 +39,12 @@ def test_this_machine_is_fit_and_every_check_has_a_line(
 def test_a_problem_makes_the_exit_code_1_and_the_others_are_still_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> Check:
+    def broken(device: str) -> Check:
         raise RuntimeError("no wheel for this machine")
 
     monkeypatch.setattr(doctor, "check_torch", broken)
-    monkeypatch.setattr(doctor, "check_reproducibility", lambda: Check("reproducibility", "ok", ""))
-    assert print_checks(tmp_path, json=False) == 1
+    monkeypatch.setattr(doctor, "check_reproducibility", lambda device: Check("reproducibility", "ok", ""))
+    assert print_checks(tmp_path, None, json=False) == 1
     told = capsys.readouterr().out
     assert "no wheel for this machine" in told
     assert "environments" in told
@@ -108,7 +109,18 @@ def test_little_disk_is_noted_and_none_is_a_problem(tmp_path: Path, monkeypatch:
 
 def test_engine_that_computes_other_numbers_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = EMBEDDED_THRESHOLDS.distance_max
-    monkeypatch.setattr(doctor, "self_test", lambda: doctor.SelfTest(0.0, 0.0, 2 * limit))
+    monkeypatch.setattr(doctor, "self_test", lambda device: doctor.SelfTest(0.0, 0.0, 2 * limit))
     check = check_reproducibility()
     assert check.state == "problem"
     assert "would be refused" in check.text
+
+
+def test_device_that_is_not_there_is_a_problem_and_nothing_is_measured_on_it() -> None:
+    assert doctor.check_torch("cuda:999").state == "problem"
+    assert "The device cuda:999 is missing" in doctor.check_torch("cuda:999").text
+    assert check_reproducibility("cuda:999").state == "problem"
+
+
+def test_device_that_has_no_such_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="device cannot be 'gpu'"):
+        print_checks(tmp_path, "gpu", json=False)
