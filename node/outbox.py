@@ -194,16 +194,19 @@ class Outbox:
         return unseal(row[0], len(row[0])).content() if row and isinstance(row[0], bytes) else None
 
     def repeat(self, rollout: bytes, data: bytes) -> None:
-        """Notes, before it is published, that a group is sent again as `data`: a receipt for this envelope
-        settles it, too."""
-        envelope = unseal(data, len(data))
-        with self._database.transaction() as connection:
-            connection.execute(
-                "INSERT INTO repeats SELECT ?, made FROM groups WHERE id = ?", (envelope.id, rollout)
-            )
-            connection.execute(
-                "UPDATE groups SET sent_ms = ?, sent = sent + 1 WHERE id = ?", (envelope.head.ts, rollout)
-            )
+        """Notes, before it is published, that a group may be sent again as `data`: a receipt for that settles
+        it, too."""
+        self._database.write(
+            "INSERT INTO repeats SELECT ?, made FROM groups WHERE id = ?",
+            (unseal(data, len(data)).id, rollout),
+        )
+
+    def was_repeated(self, rollout: bytes, now: int) -> None:
+        """Notes that a group was sent again: it is due only after twice as long as before."""
+        self._database.write(
+            "UPDATE groups SET sent_ms = ?, sent = sent + 1 WHERE id = ?",
+            (now, rollout),
+        )
 
     def drop_stale(self, now: int, horizon: int) -> int:
         """Gives up what expired or is of a version below `horizon`; how many groups that were."""

@@ -64,6 +64,9 @@ UNSENT = 16
 """Finished groups that may wait for the network before generation waits too: a trainer that stops reading
 has enough, and more would be stale when it reads again."""
 
+NOBODY_SECONDS = 0.5
+"""After a message that nobody could be given."""
+
 MAX_FAILURES = 5
 """Workers that die one after the other, without a group between, before the volunteer gives up."""
 
@@ -126,7 +129,9 @@ class _Volunteer:
         self.versions: dict[bytes, int] = {}
         """Id in the outbox -> version, of groups without a receipt."""
         self.ending = False
-        self.unsent, self.to_send = trio.open_memory_channel[bytes](UNSENT)
+        self.unpublished: set[bytes] = set()
+        """Ids of groups that wait to be published for the first time."""
+        self.unsent, self.to_send = trio.open_memory_channel[tuple[bytes, bytes]](UNSENT)
         self.engine = Engine(
             memory=settings.memory,
             nice=settings.nice,
@@ -298,16 +303,16 @@ class _Volunteer:
         with self.contribution.working():
             groups = await self.engine.generate(orders, self.contribution.sampled)
         took = time.monotonic() - started
-        finished = [data for group in groups if (data := self._finished(head, group)) is not None]
-        for data in finished:
-            await self.unsent.send(data)
+        finished = [item for group in groups if (item := self._finished(head, group)) is not None]
+        for item in finished:
+            await self.unsent.send(item)
         if took < BATCH_SECONDS / 2:
             return min(MAX_BATCH, size * 2)
         return max(1, int(size * min(1.0, BATCH_SECONDS / took)))
 
-    def _finished(self, head: Head, group: Group) -> bytes | None:
-        """The sealed group, which from here on survives whatever happens to this process; None where there
-        is nothing to publish, and a sentence says why."""
+    def _finished(self, head: Head, group: Group) -> tuple[bytes, bytes] | None:
+        """Id and envelope of the sealed group, which from here on survives whatever happens to this process;
+        None where there is nothing to publish, and a sentence says why."""
         if group.failure:
             self._gave_up(group.failure)
             return None
@@ -318,23 +323,30 @@ class _Volunteer:
             return None
         rollout = self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
         self.versions[rollout] = head.version
+        self.unpublished.add(rollout)
         self.contribution.sent(group)
-        return data
+        return rollout, data
 
     def _gave_up(self, why: str) -> None:
         self.contribution.give_up(1)
         self.report(Note(why, "warning"))
 
     async def _publish_loop(self) -> None:
-        async for data in self.to_send:
-            await self._publish(data)
+        async for rollout, data in self.to_send:
+            await self.network.wait_subscriber(self.topic)
+            while rollout in self.versions:  # otherwise it became too old while nobody listened
+                try:
+                    await self._publish(data)
+                    break
+                except NoSubscribersError:
+                    await trio.sleep(NOBODY_SECONDS)
+                    await self.network.wait_subscriber(self.topic)
+            self.unpublished.discard(rollout)
 
     async def _publish(self, data: bytes) -> None:
+        """Raises NoSubscribersError; nothing was sent then."""
         await trio.sleep(self.rate.delay(now_ms()))
-        try:
-            await self.network.publish(self.topic, data)
-        except NoSubscribersError:
-            await trio.sleep(0.5)  # it stays in the outbox and is sent again
+        await self.network.publish(self.topic, data)
 
     async def _resend_loop(self) -> None:
         while True:
@@ -349,10 +361,15 @@ class _Volunteer:
             }
             for rollout in self.outbox.due(now_ms(), int(silence * 1000)):
                 body = self.outbox.content(rollout)
-                if body is not None:  # no receipt came while the ones before went out
-                    data = self._sealed(Kind.ROLLOUT, body)
-                    self.outbox.repeat(rollout, data)
+                if body is None or rollout in self.unpublished:  # a receipt came meanwhile; or its turn comes
+                    continue
+                data = self._sealed(Kind.ROLLOUT, body)
+                self.outbox.repeat(rollout, data)
+                try:
                     await self._publish(data)
+                except NoSubscribersError:
+                    break
+                self.outbox.was_repeated(rollout, now_ms())
 
     async def _heard_again(self) -> None:
         """Until somebody reads our topic, after nobody did."""

@@ -45,6 +45,7 @@ def again(outbox: Outbox, rollout: bytes, seq: int, ts: int) -> bytes:
     assert content is not None
     data = seal(ME, Kind.ROLLOUT, RUN, content, seq=seq, ts=ts)
     outbox.repeat(rollout, data)
+    outbox.was_repeated(rollout, ts)
     return unseal(data).id
 
 

@@ -87,6 +87,7 @@ class Line:
         assert content is not None
         data = self.sealed(now, content)
         self.outbox.repeat(self.first, data)
+        self.outbox.was_repeated(self.first, now)
         return data
 
     def sealed(self, now: int, content: bytes = BODY) -> bytes:
