@@ -319,7 +319,7 @@ class _Volunteer:
         try:
             data = self._sealed(Kind.ROLLOUT, group.body)
         except LocalError as error:
-            self._gave_up(f"{error} The group is given up; the run's limit is its inline_bytes.")
+            self._gave_up(f"{error} The group is given up: this run has no room for it.")
             return None
         rollout = self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
         self.versions[rollout] = head.version
@@ -385,7 +385,8 @@ class _Volunteer:
             body,
             seq=self.outbox.next_seq(),
             ts=now_ms(),
-            limit=self.manifest.limits.inline_bytes,
+            limit=self.manifest.rollout_envelope_limit,
+            body_limit=self.manifest.rollout_body_limit,
         )
 
     async def _status_loop(self) -> None:

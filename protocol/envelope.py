@@ -150,12 +150,13 @@ def seal(
     ts: int,
     lifetime: int = MAX_LIFETIME_MS,
     limit: int = MAX_ENVELOPE,
+    body_limit: int = MAX_BODY,
 ) -> bytes:
     """A signed envelope around `body`, compressed where that makes it smaller.
 
     Raises LocalError with both figures where the body or the result is larger than a receiver takes.
     """
-    most = MAX_MANIFEST if kind in (Kind.RUN, Kind.CHECKPOINT) else MAX_BODY
+    most = MAX_MANIFEST if kind in (Kind.RUN, Kind.CHECKPOINT) else body_limit
     if len(body) > most:
         raise LocalError(f"The body of a {kind} message has {len(body)} bytes; at most {most} can be sent.")
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body) if len(body) > 256 else body

@@ -39,6 +39,9 @@ HELLO_RATE = 0.2
 HELLO_BURST = 4.0
 """Hellos at once: a node that is started again and again."""
 
+MAX_HELLO = 4_096
+"""Bytes of a hello's content: five names, and room for what a revision adds."""
+
 MEMORY_SHARES = 64
 """Once half of the memory is in use, a key of which more than one share of it is remembered waits. Below
 that one volunteer may use all of it, which is 218 groups a second; the other half takes 32 keys to fill."""
@@ -280,10 +283,11 @@ def judge_rollout(view: GossipView, shard: int, data: bytes, now: int) -> Judgem
 
     def open_body(envelope: Envelope) -> Body:
         if envelope.head.kind == Kind.HELLO:
-            return read(envelope.content(), Hello, MAX_ENVELOPE)
-        return RolloutGroup.from_bytes(envelope.content())
+            return read(envelope.content(MAX_HELLO), Hello, MAX_HELLO)
+        return RolloutGroup.from_bytes(envelope.content(view.manifest.rollout_body_limit))
 
-    judgement = _judge(view, data, now, _Topic({Kind.ROLLOUT, Kind.HELLO}, admit, stand, open_body))
+    limit = view.manifest.rollout_envelope_limit
+    judgement = _judge(view, data, now, _Topic({Kind.ROLLOUT, Kind.HELLO}, limit, admit, stand, open_body))
     if isinstance(judgement.body, RolloutGroup):
         try:
             check_freshness(view, judgement.body.checkpoint)
@@ -330,6 +334,8 @@ class _Topic:
     """What differs between topics."""
 
     kinds: set[Kind]
+    limit: int
+    """Bytes of an envelope."""
     admit: Callable[[Envelope], None]
     """Cheap checks before the signature."""
     stand: Callable[[Envelope], None]
@@ -344,7 +350,7 @@ def _trainers_topic(view: GossipView, kind: Kind, open_body: Callable[[Envelope]
         if envelope.head.sender not in view.manifest.trainers:  # [GOS-8]
             raise RemoteError(Code.WRONG_ROLE, f"The sender may not publish a {kind} message in this run.")
 
-    return _Topic({kind}, admit, lambda envelope: None, open_body)
+    return _Topic({kind}, MAX_ENVELOPE, admit, lambda envelope: None, open_body)
 
 
 def _judge(view: GossipView, data: bytes, now: int, topic: _Topic) -> Judgement:
@@ -352,7 +358,7 @@ def _judge(view: GossipView, data: bytes, now: int, topic: _Topic) -> Judgement:
     envelope: Envelope | None = None
     view.memory.forget(now)
     try:
-        envelope = unseal(data)
+        envelope = unseal(data, topic.limit)
         if envelope.head.run != view.run:  # [GOS-3]
             raise RemoteError(Code.WRONG_RUN, "The message belongs to another run.")
         if envelope.head.kind not in topic.kinds:  # [GOS-3]

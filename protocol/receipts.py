@@ -8,12 +8,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .constants import MAX_BODY, MAX_RECEIPTS, MAX_TEXT
+from .constants import MAX_BODY, MAX_RECEIPTS
 from .encoding import encode, read
 from .envelope import Envelope, Hash, Kind, Uint
 from .errors import Code, RemoteError
 from .rollouts import Engine
 from .runs import RunManifest
+
+MAX_AGENT = 64
+"""Characters of a client's name and version: a trainer keeps one for each key that it ever heard of."""
 
 
 class Receipt(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +50,7 @@ class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     A key counts for the checkpoints whose beacon is drawn after the trainer has heard of it. [TSK-6]
     """
 
-    agent: Annotated[str, Meta(max_length=MAX_TEXT)]
+    agent: Annotated[str, Meta(max_length=MAX_AGENT)]
     """Name and version of the client."""
     engine: Engine
 

@@ -17,6 +17,8 @@ from msgspec import Meta
 from .constants import (
     INVITE_PREFIX,
     MAX_ADDRESSES,
+    MAX_BODY,
+    MAX_ENVELOPE,
     MAX_INVITE,
     MAX_MANIFEST,
     MAX_MANIFEST_VALUES,
@@ -31,6 +33,17 @@ Setting = bool | int | float | str | list[bool | int | float | str]
 """What an environment's config may hold."""
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Positive = Annotated[float, Meta(gt=0)]
+
+
+AGENTS = 16
+"""Trajectories of one sample that a rollout has room for at the full length of the context; more fit where
+they are shorter."""
+TOKEN_BYTES = 32
+"""Id, log-prob and advantage take 12 bytes; a segment of one token with its parent 15 at most."""
+TRAJECTORY_BYTES = 4_096
+"""Keys, reward, and a name and components for people."""
+GROUP_BYTES = 65_536
+"""What stands beside the trajectories, generously."""
 
 
 class EnvironmentEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -90,9 +103,9 @@ class Limits(msgspec.Struct, frozen=True):
     """Rates and sizes of this run."""
 
     groups_per_second: Positive
-    """Sustained rollout groups of one key; bursts of 60 seconds' worth are taken."""
+    """Sustained rollout groups of one key; bursts of 60 seconds' worth are taken, 4,096 groups at most."""
     inline_bytes: Annotated[int, Meta(ge=1024)]
-    """Largest rollout envelope that is gossiped whole."""
+    """Largest envelope on the rollout topics."""
 
 
 class RunManifest(msgspec.Struct, frozen=True):
@@ -123,6 +136,19 @@ class RunManifest(msgspec.Struct, frozen=True):
     @property
     def weights(self) -> list[int]:
         return [entry.weight for entry in self.environments]
+
+    @property
+    def rollout_envelope_limit(self) -> int:
+        """Bytes of an envelope on a rollout topic. [ROL-14]"""
+        return min(MAX_ENVELOPE, self.limits.inline_bytes)
+
+    @property
+    def rollout_body_limit(self) -> int:
+        """Bytes of a decompressed rollout: what AGENTS full contexts a sample take, and what an envelope
+        can hold. [ROL-14]"""
+        trajectory = TOKEN_BYTES * self.model.context + TRAJECTORY_BYTES
+        rules = GROUP_BYTES + AGENTS * self.group * trajectory
+        return min(MAX_BODY, MAX_BODY // MAX_ENVELOPE * self.rollout_envelope_limit, rules)
 
     def to_bytes(self) -> bytes:
         return encode(self)

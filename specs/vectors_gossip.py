@@ -66,6 +66,11 @@ def rollout(version: int, seq: int = 0, **changes: Any) -> bytes:
     return sealed(ALICE, "rollout", group(checkpoint=KNOWN[version]).to_bytes(), seq, **changes)
 
 
+def unfolding(size: int, kind: str = "rollout") -> bytes:
+    """A message that declares this size; its frame is none, which shows only where the size is let pass."""
+    return sealed(ALICE, kind, b"none", enc="zstd", size=size)
+
+
 def gossip() -> list[dict[str, Any]]:
     scenes: list[Callable[[], list[Scene]]] = [_plain, _replays, _rates, _fresh, _trainers, _order]
     return [scene.case() for make in scenes for scene in make()]
@@ -79,6 +84,11 @@ def _plain() -> list[Scene]:
         Scene("no msgpack", "GOS-2 ENV-1").hears(b"\xc1", "reject malformed"),
         Scene("nothing", "GOS-2 ENV-1").hears(b"", "reject malformed"),
         Scene("larger than any envelope", "ENV-9 GOS-2").hears([["00", 1_000_001]], "reject oversize"),
+        Scene("larger than this run's envelopes, and no msgpack besides", "ROL-14 GOS-1 GOS-2").hears([["c1", 100_001]], "reject oversize"),
+        Scene("as large as this run's envelopes may be", "ROL-14 GOS-1").hears([["c1", 100_000]], "reject malformed"),
+        Scene("a rollout that unfolds to more than this run's rules can hold", "ROL-14 GOS-2").hears(unfolding(262_145), "reject oversize"),
+        Scene("a rollout that unfolds to as much as they can hold", "ROL-14").hears(unfolding(262_144), "reject bad-compression"),
+        Scene("a hello that unfolds to more than any hello", "HEL-1 GOS-2").hears(unfolding(4_097, "hello"), "reject oversize"),
         Scene("another protocol is nobody's fault", "ENV-3 GOS-2").hears(hello(v=2), "ignore unsupported-version"),
         Scene("an unknown kind is nobody's fault", "ENV-4 GOS-2").hears(hello(kind="gift"), "ignore unknown-kind"),
         Scene("of another run", "GOS-3").hears(hello(run=bytes(32)), "reject wrong-run"),

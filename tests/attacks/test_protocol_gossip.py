@@ -14,7 +14,7 @@ import msgpack
 import pytest
 import zstandard
 
-from nous_node.protocol.constants import MAX_BODY, MAX_ENVELOPE
+from nous_node.protocol.constants import MAX_ENVELOPE
 from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.errors import Code
@@ -144,7 +144,7 @@ ATTACKS: dict[str, tuple[Code, Craft]] = {
     ),
     "bomb that lies about its size": (
         Code.BAD_COMPRESSION,
-        lambda arena, forger: compressed(arena, forger, BOMB, MAX_BODY),
+        lambda arena, forger: compressed(arena, forger, BOMB, forger.manifest.rollout_body_limit),
     ),
     "unknown compression": (
         Code.BAD_COMPRESSION,

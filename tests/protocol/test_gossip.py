@@ -10,7 +10,7 @@ import nous_node.protocol.gossip as gossip
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_LIFETIME_MS
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind
-from nous_node.protocol.errors import Code
+from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import (
     IGNORED,
     GossipView,
@@ -101,6 +101,26 @@ def test_a_hello_is_accepted(world: Any, hello: bytes, judge: Any) -> None:
 )
 def test_garbage_is_rejected(judge: Any, data: bytes, code: Code) -> None:
     assert outcome(judge(data)) == (Verdict.REJECT, code)
+
+
+def test_a_rollout_has_no_more_than_the_rules_of_its_run_can_hold(world: Any, group: Any, judge: Any) -> None:
+    trajectory = group().trajectories[0]
+    most = world.manifest.rollout_body_limit
+    assert most == 65_536 + 16 * 2 * (32 * 64 + 4_096)
+    names = {"x" * 250 + str(number): 0.0 for number in range(60)}
+    padded = type(trajectory)(trajectory.tokens, trajectory.segments, trajectory.logprobs, 0.5, "stop", names)
+    body = group(checkpoint=KNOWN, trajectories=[padded] * 30).to_bytes()
+    assert most < len(body)
+    data = world.sealed(Kind.ROLLOUT, body, world.volunteer)  # repeats well: the envelope is small
+    assert len(data) < 10_000
+    assert outcome(judge(data)) == refused(Code.OVERSIZE)
+    with pytest.raises(LocalError, match=f"at most {most} can be sent"):
+        world.sealed(Kind.ROLLOUT, body, world.volunteer, body_limit=most)
+
+
+def test_an_envelope_on_a_rollout_topic_keeps_to_the_limit_of_its_run(judge: Any) -> None:
+    assert outcome(judge(bytes(100_001))) == refused(Code.OVERSIZE)
+    assert outcome(judge(bytes(100_000))) == refused(Code.MALFORMED)
 
 
 def test_another_run_is_rejected(world: Any, view: GossipView, hello: bytes, judge: Any) -> None:
