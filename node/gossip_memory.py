@@ -24,8 +24,10 @@ RECENT_BYTES = 32 * 1024 * 1024
 # Messages waiting for one peer. 64 groups of 25 KB are 1.6 MB; large messages are bounded by bytes.
 QUEUE_MESSAGES = 64
 QUEUE_BYTES = 4 * 1024 * 1024
-# Control messages are small and many may come at once (one GRAFT or IHAVE a topic).
+# Control messages are small and many may come at once (one GRAFT or IHAVE a topic). An IHAVE of 5,000 ids
+# has 240 KB: four topics of a busy run at once.
 QUEUE_CONTROL = 512
+QUEUE_CONTROL_BYTES = 1024 * 1024
 
 # A few small messages wait this long for company. At 200 messages/s four then share one write, one Noise
 # message and one wake-up on each side, which are most of their cost; nobody needs a rollout sooner.
@@ -100,6 +102,7 @@ class OutboundQueue:
         self._control: deque[bytes] = deque()
         self._messages: deque[bytes] = deque()
         self._bytes = 0
+        self._control_bytes = 0
         self._closed = False
         self._writing = False  # the last batch is on its way
         self._filled = ParkingLot()
@@ -131,7 +134,10 @@ class OutboundQueue:
         """Queue a control message; False when full or closed."""
         if self._closed or len(self._control) >= QUEUE_CONTROL:
             return False
+        if self._control and self._control_bytes + len(frame) > QUEUE_CONTROL_BYTES:
+            return False
         self._control.append(frame)
+        self._control_bytes += len(frame)
         self._filled.unpark_all()
         return True
 
@@ -186,6 +192,7 @@ class OutboundQueue:
         while self._control and size < limit:
             batch.append(self._control.popleft())
             size += len(batch[-1])
+            self._control_bytes -= len(batch[-1])
         while self._messages and (not batch or size + len(self._messages[0]) <= limit):
             frame = self._messages.popleft()
             self._bytes -= len(frame)
@@ -198,6 +205,6 @@ class OutboundQueue:
         self._closed = True
         self._control.clear()
         self._messages.clear()
-        self._bytes = 0
+        self._bytes = self._control_bytes = 0
         self._filled.unpark_all()
         self._drained.unpark_all()

@@ -19,6 +19,7 @@ from nous_node.protocol.identity import KEY_BYTES, PEER_ID_PREFIX, SIGNATURE_BYT
 SIGNING_PREFIX = b"libp2p-pubsub:"
 PEER_ID_BYTES = len(PEER_ID_PREFIX) + KEY_BYTES
 SEQNO_BYTES = 8
+MESSAGE_ID_BYTES = PEER_ID_BYTES + SEQNO_BYTES
 
 
 @functools.lru_cache(maxsize=1024)  # parsing a key costs half of a verification

@@ -25,6 +25,7 @@ from libp2p.pubsub.score import ScoreParams
 from libp2p.utils.varint import encode_uvarint
 
 from .gossip_memory import RecentMessages
+from .gossip_signing import MESSAGE_ID_BYTES
 from .network_stats import NetworkStats
 
 HEARTBEAT_S = 1.0
@@ -174,7 +175,8 @@ class Mesh(GossipSub):  # type: ignore[misc]  # untyped base
             return
         left = MAX_IWANT_PER_HEARTBEAT - self._asked[sender_peer_id]
         seen = self.pubsub.seen_messages
-        wanted = [mid for mid in ihave_msg.messageIDs[:MAX_IHAVE_IDS] if not seen.has(mid)][: max(left, 0)]
+        offered = self._ids(ihave_msg)
+        wanted = [mid for mid in offered if not seen.has(mid)][: max(left, 0)]
         if wanted:
             self._asked[sender_peer_id] += len(wanted)
             await self.emit_iwant(wanted, sender_peer_id)
@@ -183,7 +185,7 @@ class Mesh(GossipSub):  # type: ignore[misc]  # untyped base
         queue = self.pubsub.peer_queues.get(sender_peer_id)
         if queue is None:
             return
-        for mid in iwant_msg.messageIDs[:MAX_IHAVE_IDS]:
+        for mid in self._ids(iwant_msg):
             message = self.mcache.get(mid)
             if message is None or self._resends[sender_peer_id, mid] >= MAX_RESENDS:
                 continue
@@ -193,6 +195,21 @@ class Mesh(GossipSub):  # type: ignore[misc]  # untyped base
             self._resends[sender_peer_id, mid] += 1
             self._resent_bytes[sender_peer_id] += len(message.data)
             queue.push_message(frame(rpc_pb2.RPC(publish=[message])))
+
+    async def handle_idontwant(self, msg: Any, sender_peer_id: Any) -> None:
+        wellformed = self._ids(msg)
+        if wellformed:
+            idontwant = rpc_pb2.ControlIDontWant(messageIDs=wellformed)
+            await super().handle_idontwant(idontwant, sender_peer_id)
+
+    def _ids(self, control: Any) -> list[bytes]:
+        """Message ids of a control message, as many as we look at; what cannot be one is left out, so that
+        nothing of any other length is remembered, or sent back."""
+        listed = control.messageIDs[:MAX_IHAVE_IDS]
+        ids = [mid for mid in listed if len(mid) == MESSAGE_ID_BYTES]
+        if len(ids) < len(listed):
+            self.stats.fault("gossip-bad-id")
+        return ids
 
     async def handle_graft(self, graft_msg: Any, sender_peer_id: Any) -> None:
         if graft_msg.topicID in self.mesh:

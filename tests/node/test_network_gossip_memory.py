@@ -107,6 +107,17 @@ async def test_a_queue_is_bounded_by_bytes_too(monkeypatch) -> None:
     assert not queue.push_message(b"x")
 
 
+async def test_control_is_bounded_by_bytes_until_it_is_written(monkeypatch) -> None:
+    monkeypatch.setattr(gossip_memory, "QUEUE_CONTROL_BYTES", 1000)
+    queue = OutboundQueue()
+    assert queue.push_control(bytes(1500))  # one always fits
+    assert not queue.push_control(b"x")
+    await queue.pop_batch(10_000)
+    assert queue.push_control(bytes(600))
+    assert queue.push_control(bytes(400))
+    assert not queue.push_control(b"x")
+
+
 async def test_closing_a_queue_wakes_both_sides() -> None:
     queue = OutboundQueue()
     while queue.push_message(b"x"):

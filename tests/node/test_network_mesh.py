@@ -8,7 +8,8 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V12
 from libp2p.pubsub.pb import rpc_pb2
 
 from nous_node.node.frames import VarintFrames
-from nous_node.node.gossip_memory import OutboundQueue
+from nous_node.node.gossip_memory import OutboundQueue, SeenMessages
+from nous_node.node.gossip_signing import MESSAGE_ID_BYTES
 from nous_node.node.mesh import DEGREE, HEARTBEAT_S, Mesh
 from nous_node.node.network_stats import NetworkStats
 
@@ -99,3 +100,21 @@ async def test_a_large_message_is_announced_to_the_mesh_but_not_to_its_sender() 
     idontwant, publish = await sent(mesh, "peer-2")
     assert list(idontwant.control.idontwant[0].messageIDs) == [b"mid"]
     assert publish.publish[0].data == bytes(20_000)
+
+
+@pytest.mark.parametrize("length", [0, MESSAGE_ID_BYTES - 1, MESSAGE_ID_BYTES + 1, 100_000])
+async def test_ids_of_another_length_are_neither_remembered_nor_sent_back(length) -> None:
+    mesh = mesh_with(PEERS, {"t": set(PEERS)})
+    mesh.mesh["t"] = set(PEERS)
+    mesh.pubsub.seen_messages = SeenMessages()
+    good, bad = bytes(MESSAGE_ID_BYTES), bytes(length)
+    control = rpc_pb2.ControlMessage()
+    control.ihave.add(topicID="t", messageIDs=[bad, good])
+    control.iwant.add(messageIDs=[bad])
+    control.idontwant.add(messageIDs=[bad])
+    control.idontwant.add(messageIDs=[good, bad])
+    await mesh.handle_rpc(rpc_pb2.RPC(control=control), "peer-0")
+    (rpc,) = await sent(mesh, "peer-0")
+    assert [list(iwant.messageIDs) for iwant in rpc.control.iwant] == [[good]]
+    assert mesh.dont_send_message_ids["peer-0"] == {good}
+    assert mesh.stats.faults["gossip-bad-id"] == 4
