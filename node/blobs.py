@@ -219,18 +219,23 @@ def _prepare(part: Path, files: Sequence[FileEntry], index: BlobIndex) -> list[_
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:
                 file.truncate(entry.size)
-        with path.open("r+b") as file:
-            for number, digest in enumerate(entry.hashes()):
-                if _stands(file, entry.length(number), digest):
-                    continue
-                known = index.read(digest)
-                offset = number * entry.chunk
-                if known is None:
-                    missing.append(_Missing(path, offset, digest))
-                else:
-                    with disk_errors(part):
-                        _write(path, offset, known)
-                file.seek(offset + entry.length(number))
+            missing += _missing(path, entry, index)
+    return missing
+
+
+def _missing(path: Path, entry: FileEntry, index: BlobIndex) -> list[_Missing]:
+    missing: list[_Missing] = []
+    with path.open("r+b") as file:
+        for number, digest in enumerate(entry.hashes()):
+            offset = number * entry.chunk
+            file.seek(offset)
+            if _stands(file, entry.length(number), digest):
+                continue
+            known = index.read(digest)
+            if known is None:
+                missing.append(_Missing(path, offset, digest))
+            else:
+                _write(path, offset, known)
     return missing
 
 
@@ -265,9 +270,9 @@ def verify_folder(folder: Path, files: Sequence[FileEntry]) -> None:
     manifest says, or cannot be read (a bad sector)."""
     for entry in files:
         path = folder / entry.path
-        if not path.is_file() or path.stat().st_size != entry.size:
-            raise RemoteError(Code.SIZE_MISMATCH, f"{path} is missing or has another size.")
         try:
+            if not path.is_file() or path.stat().st_size != entry.size:
+                raise RemoteError(Code.SIZE_MISMATCH, f"{path} is missing or has another size.")
             with path.open("rb") as file:
                 for digest in entry.hashes():
                     check_chunk(file.read(entry.chunk), digest)

@@ -13,7 +13,8 @@ from nous_node.protocol.errors import NousError
 from .blobs import BlobIndex, FetchError, fetch_checkpoint, verify_folder
 from .events import Note, Report
 from .following import Following, Head, ask_head
-from .joined import JoinedFolder
+from .home import disk_errors
+from .joined import JoinedFolder, TooLargeError, refuse_checkpoint
 from .network import Network
 
 HEAD_SECONDS = 15.0
@@ -25,13 +26,17 @@ RETRY_SECONDS = 1.0
 class Holdings:
     """`newest` is complete on disk; `changed()` waits for another one."""
 
-    def __init__(self, network: Network, following: Following, folder: JoinedFolder, report: Report) -> None:
+    def __init__(
+        self, network: Network, following: Following, folder: JoinedFolder, disk: int, report: Report
+    ) -> None:
+        """`disk`: bytes that checkpoints may take."""
         self.index = BlobIndex(self._tell_damage)
         self.newest: Head | None = None
         self.in_use: Head | None = None
         """What the worker reads or is about to: a cold start takes it seconds, in which many versions may
         come and go."""
         self._network, self._following, self._folder, self._report = network, following, folder, report
+        self._disk = disk
         self._before: Head | None = None
         self._changed = trio.Event()
 
@@ -59,12 +64,23 @@ class Holdings:
                     continue  # another peer is asked; a lost connection is dialled again elsewhere
 
     async def fetch_loop(self) -> None:
-        """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped."""
+        """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped, and so are
+        those that are too large, unless there is nothing else (TooLargeError).
+
+        Raises StorageError where the disk refuses.
+        """
         version = -1
         while True:
             head = await self._following.newer_than(version)
             try:
+                refuse_checkpoint(self._following.manifest, head.manifest.size, self._disk)
                 await self._fetch(head)
+            except TooLargeError as error:
+                if self.newest is None:
+                    raise
+                self._report(Note(str(error), "warning"))
+                version = head.version
+                continue
             except FetchError as error:
                 self._report(Note(str(error), "warning"))
                 await trio.sleep(RETRY_SECONDS)
@@ -86,7 +102,8 @@ class Holdings:
                 self._report(
                     Note("A stored checkpoint is damaged; what is broken is fetched again.", "warning")
                 )
-                await trio.to_thread.run_sync(_set_aside, folder)
+                with disk_errors(folder):
+                    await trio.to_thread.run_sync(_set_aside, folder)
         peers = [peer.peer_id for peer in self._network.peers()]
         await fetch_checkpoint(self._network, peers, head.manifest, folder, self.index, random.Random())
 
@@ -94,7 +111,9 @@ class Holdings:
         """Keeps the newest, the one before, which others may still fetch, and what is in use here."""
         kept = (self.newest, self._before, self.in_use)
         keep = {self.folder(head) for head in kept if head is not None}
-        for folder in self._folder.checkpoints.iterdir():
+        with disk_errors(self._folder.checkpoints):
+            folders = list(self._folder.checkpoints.iterdir())
+        for folder in folders:
             if folder not in keep:
                 self.index.drop(folder)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -36,6 +36,9 @@ RUNTIME_BYTES = 400 << 20
 HELD_CHECKPOINTS = 3
 """The newest, the one in use, and one that arrives."""
 
+BESIDE_WEIGHTS = 256 << 20
+"""Of a checkpoint: tokenizer, configuration and licences; the largest tokenizers have some 35 MB."""
+
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -126,6 +129,10 @@ async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: 
     )
 
 
+class TooLargeError(LocalError):
+    """A checkpoint is not fetched for its size."""
+
+
 class UnreachableRunError(LocalError):
     """No peer of the invite could be reached, or none follows the run."""
 
@@ -139,12 +146,30 @@ def refuse_too_large(manifest: RunManifest, memory: int, disk: int) -> None:
             f"The model of this run needs about {needed / 2**30:.1f} GiB of memory and this node may use "
             f"{memory / 2**30:.1f} GiB. Allow more with --memory if the machine has it, or join another run."
         )
-    stored = HELD_CHECKPOINTS * model.bytes
+    refuse_disk(model.bytes, disk)
+
+
+def refuse_disk(checkpoint: int, disk: int) -> None:
+    """Raises TooLargeError where checkpoints of that many bytes do not fit on the disk allowed."""
+    stored = HELD_CHECKPOINTS * checkpoint
     if stored > disk:
-        raise LocalError(
+        raise TooLargeError(
             f"Checkpoints of this run need about {stored / 2**30:.1f} GiB of disk and this node may use "
             f"{disk / 2**30:.1f} GiB. Allow more with --disk if there is room, or join another run."
         )
+
+
+def refuse_checkpoint(manifest: RunManifest, checkpoint: int, disk: int) -> None:
+    """Raises TooLargeError where a checkpoint of that many bytes is more than the run's model can need, or
+    does not fit on the disk allowed."""
+    model = manifest.model
+    most = max(model.bytes, model.parameters * BYTES_OF["float32"]) * 5 // 4 + BESIDE_WEIGHTS
+    if checkpoint > most:
+        raise TooLargeError(
+            f"A checkpoint of {checkpoint / 2**30:.1f} GiB was published, but the model of this run can need "
+            f"{most / 2**30:.1f} GiB at most. It is not fetched; tell the run's owner."
+        )
+    refuse_disk(checkpoint, disk)
 
 
 def playable(manifest: RunManifest, only: Sequence[str], report: Report) -> frozenset[str]:

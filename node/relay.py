@@ -28,7 +28,7 @@ from .events import RelayStatus, Report, RunReady, Summary
 from .following import INBOX, Following, drain, now_ms
 from .holdings import Holdings
 from .home import Home
-from .joined import JoinedFolder, enter
+from .joined import JoinedFolder, enter, refuse_disk
 from .network import Network, NetworkConfig, open_network
 
 MAX_CONNECTIONS = 1024
@@ -38,7 +38,8 @@ STATUS_SECONDS = 1.0
 
 
 async def relay(settings: Settings, home: Home, invite: Invite, report: Report, stop: trio.Event) -> Summary:
-    """Forwards and serves the run of `invite` until `stop`. Raises NousError as `enter` does."""
+    """Forwards and serves the run of `invite` until `stop`. Raises NousError as `enter` does, and where its
+    checkpoints do not fit on the disk allowed."""
     folder = JoinedFolder.of(home, invite.run)
     config = NetworkConfig(
         listen=settings.listen, upload_limit=settings.upload, max_connections=MAX_CONNECTIONS
@@ -49,7 +50,8 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
     ):
         nursery.start_soon(network.stay_connected, list(invite.addresses))
         following = await enter(network, invite, folder, report)
-        node = _Relay(folder, network, following, report)
+        refuse_disk(following.manifest.model.bytes, settings.disk)
+        node = _Relay(folder, network, following, settings.disk, report)
         async with nearby(invite.run, network.addresses):
             await node.run(stop)
         summary = node.summary()
@@ -58,9 +60,11 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
 
 
 class _Relay:
-    def __init__(self, folder: JoinedFolder, network: Network, following: Following, report: Report) -> None:
+    def __init__(
+        self, folder: JoinedFolder, network: Network, following: Following, disk: int, report: Report
+    ) -> None:
         self.network, self.following, self.report = network, following, report
-        self.holdings = Holdings(network, following, folder, report)
+        self.holdings = Holdings(network, following, folder, disk, report)
         self.forwarded = 0
         self.refused: Counter[str] = Counter()
         self.started = time.monotonic()

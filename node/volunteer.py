@@ -118,7 +118,7 @@ class _Volunteer:
         self.network, self.following, self.outbox, self.report = network, following, outbox, report
         self.manifest = following.manifest
         self.topic = following.topics.rollouts(shard_of(identity.key, self.manifest.shards))
-        self.holdings = Holdings(network, following, folder, report)
+        self.holdings = Holdings(network, following, folder, settings.disk, report)
         self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
         self.contribution.known_from = outbox.known_from

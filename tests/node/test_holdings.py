@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from nous_node.node.blobs import BlobIndex
 from nous_node.node.events import Event, Note
 from nous_node.node.following import Following, Head
 from nous_node.node.holdings import Holdings
-from nous_node.node.home import Home
-from nous_node.node.joined import JoinedFolder
+from nous_node.node.home import Home, StorageError
+from nous_node.node.joined import JoinedFolder, TooLargeError
 from nous_node.node.network_errors import NotConnectedError
+from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest, FileEntry, file_entry
 
 CHUNK = 1 << 14
+DISK = 9 * CHUNK
+"""Three checkpoints."""
 
 
 @dataclass
@@ -53,10 +58,10 @@ class Net:
         self.cut.append(peer)
 
 
-def published(folder: Path, version: int) -> tuple[Head, list[FileEntry]]:
-    """A checkpoint of three chunks in a folder."""
+def published(folder: Path, version: int, chunks: int = 3) -> tuple[Head, list[FileEntry]]:
+    """A checkpoint of some chunks in a folder."""
     folder.mkdir()
-    data = hashlib.shake_256(bytes([version])).digest(3 * CHUNK)
+    data = hashlib.shake_256(bytes([version])).digest(chunks * CHUNK)
     (folder / "model.safetensors").write_bytes(data)
     blocks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
     files = [file_entry("model.safetensors", blocks, CHUNK)]
@@ -71,10 +76,10 @@ class Bench:
         self.events: list[Event] = []
         self.folder = JoinedFolder.of(Home.open(path / "home"), following.run)
         network: Any = self.net
-        self.holdings = Holdings(network, following, self.folder, self.events.append)
+        self.holdings = Holdings(network, following, self.folder, DISK, self.events.append)
 
-    def publish(self, version: int) -> Head:
-        head, files = published(self.path / f"v{version}", version)
+    def publish(self, version: int, chunks: int = 3) -> Head:
+        head, files = published(self.path / f"v{version}", version, chunks)
         for index in self.net.served.values():
             index.add(self.path / f"v{version}", files)
         self.following.take(head)
@@ -92,10 +97,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    run: Any = None
+def bench(tmp_path: Path, base_run: RunFolder) -> Bench:
     view: Any = _View()
-    return Bench(tmp_path, Following(bytes(32), b"", run, view))
+    return Bench(tmp_path, Following(bytes(32), b"", base_run.manifest, view))
 
 
 class _View:
@@ -162,7 +166,7 @@ async def test_bit_that_flipped_on_our_disk_is_fetched_again_and_nothing_else(be
     again = Bench(bench.path, bench.following)  # the node is started again
     again.net = bench.net
     network: Any = bench.net
-    again.holdings = Holdings(network, again.following, again.folder, again.events.append)
+    again.holdings = Holdings(network, again.following, again.folder, DISK, again.events.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(again.holdings.fetch_loop)
         await again.holds(head)
@@ -183,3 +187,42 @@ async def test_bit_that_flipped_on_the_servers_disk_is_not_served(bench: Bench) 
     assert index.read(digests[0]) == data[:CHUNK]
     assert index.read(digests[-1]) is None
     assert head.manifest.files == files
+
+
+async def test_checkpoint_that_does_not_fit_is_passed_over_before_it_is_fetched(bench: Bench) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.holdings.fetch_loop)
+        head = bench.publish(0)
+        await bench.holds(head)
+        asked = bench.net.asked
+        bench.publish(1, chunks=4)
+        while not bench.notes():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert "--disk" in bench.notes()[0]
+        assert bench.net.asked == asked
+        assert bench.holdings.newest is head
+        head = bench.publish(2)
+        await bench.holds(head)
+        nursery.cancel_scope.cancel()
+
+
+async def test_first_checkpoint_that_does_not_fit_is_the_end(bench: Bench) -> None:
+    bench.publish(0, chunks=4)
+    with pytest.raises(TooLargeError, match="--disk"):
+        await bench.holdings.fetch_loop()
+    assert bench.net.asked == 0
+
+
+async def test_disk_that_refuses_is_told_and_the_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(folder: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    head = bench.publish(0)
+    bench.holdings.folder(head).mkdir(parents=True)  # without its files, so it is damaged
+    monkeypatch.setattr("nous_node.node.holdings._set_aside", refuses)
+    with pytest.raises(StorageError, match="Input/output error"):
+        await bench.holdings.fetch_loop()
+    shutil.rmtree(bench.folder.checkpoints)
+    bench.folder.checkpoints.write_text("a file where a folder should be")
+    with pytest.raises(StorageError, match="checkpoints"):
+        await bench.holdings.fetch_loop()

@@ -16,9 +16,11 @@ from nous_node.node.joined import (
     HELD_CHECKPOINTS,
     RUNTIME_BYTES,
     JoinedFolder,
+    TooLargeError,
     UnreachableRunError,
     enter,
     playable,
+    refuse_checkpoint,
     refuse_too_large,
 )
 from nous_node.node.network_errors import NotConnectedError
@@ -72,6 +74,15 @@ def test_checkpoints_that_need_more_disk_are_refused_with_both_figures(base_run:
     for part in ("12.0 GiB of disk", "may use 5.0 GiB", "--disk"):
         assert part in str(error.value)
     refuse_too_large(run, memory=1 << 50, disk=HELD_CHECKPOINTS * (4 << 30))
+
+
+def test_a_checkpoint_larger_than_the_model_can_need_is_refused(base_run: RunFolder) -> None:
+    run = of_size(base_run.manifest, 1 << 30, "bfloat16")
+    refuse_checkpoint(run, 4 << 30, disk=1 << 50)  # a trainer that publishes in fp32
+    with pytest.raises(TooLargeError, match=r"checkpoint of 6\.0 GiB .* can need 5\.2 GiB"):
+        refuse_checkpoint(run, 6 << 30, disk=1 << 50)
+    with pytest.raises(TooLargeError, match="--disk"):
+        refuse_checkpoint(run, 4 << 30, disk=4 << 30)
 
 
 # --- what can be played --------------------------------------------------------------------------

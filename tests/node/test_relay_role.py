@@ -92,7 +92,7 @@ class Bench:
         folder = JoinedFolder.of(Home.open(path / "home"), run.run)
         network: Any = self.net
         following = Following.of(run.run, run.envelope)
-        self.relay = _Relay(folder, network, following, self.events.append)
+        self.relay = _Relay(folder, network, following, 1 << 30, self.events.append)
         self.topics = Topics(run.run)
         self.seq = 0
 
