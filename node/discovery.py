@@ -86,7 +86,8 @@ async def nearby(run_id: bytes, addresses: Iterable[str]) -> AsyncIterator[None]
 
 
 async def discover(deadline: float, interface: str | None = None) -> list[Found]:
-    """What is there within `deadline` seconds; returns soon after the first answer.
+    """What is there within `deadline` seconds; returns soon after the first answer, and RESOLVE_MS after the
+    deadline at the latest.
 
     Raises DiscoveryError where the interface cannot be used.
     """
@@ -111,15 +112,30 @@ async def discover(deadline: float, interface: str | None = None) -> list[Found]
         with trio.move_on_after(deadline):
             await first.wait()
             await trio.sleep(GRACE_S)
-        infos = [
-            await trio.to_thread.run_sync(zeroconf.get_service_info, SERVICE, name, RESOLVE_MS)
-            for name in names
-        ]
+        infos = await _resolved(zeroconf, list(names))  # more may come meanwhile
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(zeroconf.close)
     found = (_found(info.properties) for info in infos if info is not None)
     return [entry for entry in found if entry is not None]
+
+
+async def _resolved(zeroconf: Zeroconf, names: list[str]) -> list[ServiceInfo | None]:
+    """All at once: one that does not answer costs the others no time."""
+    infos: list[ServiceInfo | None] = []
+
+    async def resolve(name: str) -> None:
+        infos.append(
+            await trio.to_thread.run_sync(
+                zeroconf.get_service_info, SERVICE, name, RESOLVE_MS, limiter=threads
+            )
+        )
+
+    threads = trio.CapacityLimiter(MAX_FOUND)
+    async with trio.open_nursery() as nursery:
+        for name in names:
+            nursery.start_soon(resolve, name)
+    return infos
 
 
 async def _open(interface: str) -> Zeroconf:

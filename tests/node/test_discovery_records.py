@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 
 from nous_node.node import discovery
@@ -59,3 +62,17 @@ async def test_a_node_that_only_this_machine_reaches_stays_silent(monkeypatch: p
     monkeypatch.setattr(discovery, "advertise", refuse)
     async with nearby(RUN, [f"/ip4/{LOOPBACK}/tcp/4001/p2p/{PEER}"]):
         pass
+
+
+async def test_all_who_answered_are_resolved_at_once() -> None:
+    """Each waits for all the others, so that one after the other would never end."""
+    together = threading.Barrier(20, timeout=10)
+
+    class Responders:
+        def get_service_info(self, kind: str, name: str, timeout: float) -> str:
+            together.wait()
+            return name
+
+    responders: Any = Responders()
+    names = [f"run-{number}" for number in range(20)]
+    assert sorted(map(str, await discovery._resolved(responders, names))) == sorted(names)
