@@ -6,8 +6,10 @@ given up and the caller is told in one sentence. Nothing that happens in a worke
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,7 @@ import trio
 
 from nous_node.protocol.errors import LocalError
 
+from .child_log import open_log
 from .pipe import ChildDied, ChildPipe, end_child, start_child
 from .worker_messages import (
     Failed,
@@ -98,23 +101,24 @@ class Engine:
                         raise WorkerError(_unexpected(other))
 
     async def watch_memory(self) -> None:
-        """Kills a worker that grows beyond its limit; runs beside the role until cancelled."""
+        """Kills a worker that grows beyond its limit, with all it started; runs beside the role."""
         while True:
             await trio.sleep(MEMORY_CHECK_SECONDS)
             pid = self.pid
             if pid is None:
                 continue
-            try:
-                used = psutil.Process(pid).memory_info().rss
-            except psutil.Error:
-                continue
-            if used > self._memory:
+            used = await trio.to_thread.run_sync(memory_of, pid)
+            if used > self._memory and self._runs(pid):
                 self._why = (
                     f"The worker used {used / 2**30:.1f} GiB of memory; {self._memory / 2**30:.1f} GiB "
                     "are allowed. Raise --memory, or take part in a run with a smaller model."
                 )
-                if self._pipe is not None:
-                    self._pipe.process.kill()
+                with suppress(ProcessLookupError):  # it leads a group: what it started ends with it
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _runs(self, pid: int) -> bool:
+        """Whether that is the worker's process, and not reaped: its id cannot be anybody else's."""
+        return self._pipe is not None and self.pid == pid and self._pipe.process.returncode is None
 
     async def close(self) -> None:
         if self._pipe is not None:
@@ -139,9 +143,8 @@ class Engine:
                 await self.close()
 
     async def _start(self) -> ChildPipe[ToWorker, FromWorker]:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(self._threads)
-        with self._log.open("ab") as log:
+        with open_log(self._log) as log:
             return await start_child(
                 self._module,
                 FromWorker,  # type: ignore[arg-type]
@@ -165,6 +168,21 @@ class Engine:
                 raise WorkerError(message.text)
             return message
         raise ChildDied(f"The worker gave no sign of life for {seconds:.0f} s and was ended.")
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that a process and all it started take; pages that a child shares with it count once. 0 where it
+    is gone."""
+    try:
+        process = psutil.Process(pid)
+        used = int(process.memory_info().rss)
+        children = process.children(recursive=True)
+    except psutil.Error:
+        return 0
+    for child in children:
+        with suppress(psutil.Error):
+            used += int(child.memory_full_info().uss)
+    return used
 
 
 def _unexpected(message: object) -> str:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 import trio
 
+from nous_node.node.child_log import KEPT_BYTES
 from nous_node.node.engine import Engine, WorkerError
 from nous_node.node.worker_messages import Group, Load, Loaded, Order
 
@@ -17,7 +18,7 @@ MEMORY = 300 << 20
 SILENCE = 1.0
 
 PLAYER = """
-import os, signal, struct, sys, time
+import os, signal, struct, subprocess, sys, time
 from nous_node.node.pipe import ParentPipe
 from nous_node.node.worker_messages import *
 
@@ -44,6 +45,11 @@ while (message := pipe.receive()) is not None:
         os.kill(os.getpid(), signal.SIGSTOP)
     if mode == "grows":
         hoard = [os.urandom(1 << 20) for _ in range(400)]
+        time.sleep(1000)
+    if mode == "has a child that grows":
+        hoarder = "import os, time; hoard = os.urandom(400 << 20); time.sleep(1000)"
+        child = subprocess.Popen([sys.executable, "-c", hoarder])
+        print("child", child.pid, flush=True)
         time.sleep(1000)
     if mode == "garbage":
         pipe._writer.write(struct.pack(">I", 5) + b"\\xc1abcd")
@@ -160,6 +166,39 @@ async def test_worker_that_grows_beyond_its_memory_is_ended_with_both_figures(
         assert len((await generate(engine))[0]) == 2
         nursery.cancel_scope.cancel()
     await engine.close()
+
+
+async def test_what_a_worker_started_counts_and_ends_with_it(
+    played: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("nous_node.node.engine.MEMORY_CHECK_SECONDS", 0.05)
+    engine = played("has a child that grows", silence=30.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(engine.watch_memory)
+        await engine.load(LOAD)
+        with pytest.raises(WorkerError, match=r"GiB of memory; 0\.3 GiB are allowed"):
+            await generate(engine)
+        nursery.cancel_scope.cancel()
+    await engine.close()
+    (line,) = [line for line in (tmp_path / "worker.log").read_text().splitlines() if "child" in line]
+    with trio.fail_after(5):
+        while psutil.pid_exists(int(line.split()[1])):  # until init has reaped it
+            if psutil.Process(int(line.split()[1])).status() == psutil.STATUS_ZOMBIE:
+                break
+            await trio.sleep(0.02)
+
+
+async def test_the_log_of_earlier_workers_is_cut_to_its_end(played: Any, tmp_path: Path) -> None:
+    log = tmp_path / "worker.log"
+    log.write_bytes(b"x" * 99 + b"\n" + b"line\n" * 300_000 + b"the last words\n")
+    engine = played("works")
+    await engine.load(LOAD)
+    await generate(engine)
+    await engine.close()
+    kept = log.read_bytes()
+    assert kept.startswith(b"line\n")
+    assert b"the last words\nan environment prints\n" in kept
+    assert len(kept) < KEPT_BYTES + 1000
 
 
 async def test_cancelled_conversation_ends_the_worker(played: Any) -> None:
