@@ -4,8 +4,7 @@ Replaces what in that release lets a peer end the process or lose messages silen
 - every inbound message became a task of its own, with at most 10 validators at once and no IGNORE:
   here a peer's messages are judged in order in its reader, which waits for a slow consumer, and that
   fills the peer's window: back-pressure from the consumer to the publisher;
-- three places wrote to a peer's stream at once: here one task a peer is the only writer, and it joins
-  small frames into one write;
+- three places wrote to a peer's stream at once: here one task a peer is, and joins small frames;
 - bytes that are no protobuf, keys that are no keys, callbacks that raise: counted, the stream reset;
 - the length prefix was read byte by byte, each with a window update: here from a buffer;
 - own messages came back through the own subscription: they do not.
@@ -40,6 +39,7 @@ from .network_stats import NetworkStats
 from .offences import Offences
 
 Judge = Callable[[bytes, str], Verdict]
+Lost = Callable[[bytes], None]
 
 # Other implementations refuse RPCs above 1 MiB; 1 KiB is left for signature, key, ids and topic.
 MAX_RPC_BYTES = 1024 * 1024
@@ -48,8 +48,7 @@ MAX_PUBLISH_BYTES = MAX_RPC_BYTES - 1024
 MAX_TOPIC_CHARS = 256  # ours are under 100
 MAX_TOPICS_PER_PEER = 64  # a trainer of a large run reads a few dozen shards
 
-# A reader waits this long for a slow consumer before it gives a message up (counted): below the 5 s
-# after which a stock py-libp2p peer takes its stream for dead.
+# Until a message is given up for a slow consumer: stock py-libp2p takes a stream for dead after 5 s.
 CONSUMER_PATIENCE_S = 2.0
 # A peer that takes nothing for this long while its queue is full is disconnected.
 WRITE_STALL_S = 30.0
@@ -59,10 +58,10 @@ _RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 class Subscription:
-    """A topic that we are in: its judge and the channel of what was accepted."""
+    """A topic that we are in: its judge, the channel of what was accepted, and who hears what is lost."""
 
-    def __init__(self, judge: Judge, capacity: int) -> None:
-        self.judge = judge
+    def __init__(self, judge: Judge, capacity: int, lost: Lost) -> None:
+        self.judge, self.lost = judge, lost
         self.send, self.receive = trio.open_memory_channel[tuple[bytes, str]](capacity)
 
 
@@ -82,8 +81,8 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         swarm.register_notifee(ConnectionWatch(self._peer_came, self._peer_went))
         self.seen_messages.stop()  # a thread
         self.seen_messages: Any = SeenMessages()
-        # Sequence numbers of a restarted node must not meet those of its last life, or its messages count
-        # as seen; libp2p counts up from the time in seconds, so 200 messages/s run far ahead of it.
+        # Sequence numbers of a restarted node must not meet those of its last life. libp2p counts up from
+        # the time in seconds, which 200 messages/s outrun.
         self.counter = time.time_ns()
         self.stats = stats
         self.subscriptions: dict[str, Subscription] = {}
@@ -140,8 +139,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         stream = await self.host.new_stream(peer, self.protocols)
         self.mesh.add_peer(peer, stream.get_protocol())
         queue = OutboundQueue()
-        self.peers[peer] = stream
-        self.peer_queues[peer] = queue
+        self.peers[peer], self.peer_queues[peer] = stream, queue
         queue.push_control(frame(self.get_hello_packet()))
         for topic in [t for t, peers in self.peer_topics.items() if peer in peers]:
             await self.mesh.on_peer_subscribed(peer, topic)
@@ -230,8 +228,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
             self._forget_subscription(peer, topic)
             self._note_subscribers()
             return
-        known = self.peer_topics.get(topic, ())
-        if peer in known:
+        if peer in self.peer_topics.get(topic, ()):
             return
         count = self._peer_subscription_count.get(peer, 0)
         if count >= MAX_TOPICS_PER_PEER or len(topic) > MAX_TOPIC_CHARS:
@@ -266,13 +263,19 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
             self._offences.add(msg_forwarder, "gossip-bad-signature")
             return
         self.seen_messages.add(mid)
-        match self._judge(subscription, msg.data, msg_forwarder):
+        data = msg.data
+        match self._judge(subscription, data, msg_forwarder):
             case Verdict.ACCEPT:
                 counters.accepted += 1
-                await self.mesh.forward(msg_forwarder, msg, mid, topic, trio.current_time())
-                if not await self._deliver(subscription, msg.data, msg_forwarder):
-                    counters.consumer_slow += 1
-                    self.seen_messages.discard(mid)  # gossip may bring it again
+                delivered = False
+                try:
+                    await self.mesh.forward(msg_forwarder, msg, mid, topic, trio.current_time())
+                    delivered = await self._deliver(subscription, data, msg_forwarder)
+                finally:  # also where the peer's reader is cancelled meanwhile
+                    if not delivered:
+                        counters.consumer_slow += 1
+                        self.seen_messages.discard(mid)  # gossip may bring it again
+                        subscription.lost(data)
             case Verdict.IGNORE:
                 counters.ignored += 1
             case Verdict.REJECT:
@@ -304,11 +307,11 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
 
     # Our own side
 
-    def join(self, topic: str, judge: Judge, capacity: int) -> Subscription:
+    def join(self, topic: str, judge: Judge, capacity: int, lost: Lost) -> Subscription:
         """Enter a topic; raises TopicTakenError if we are in it already."""
         if topic in self.subscriptions:
             raise TopicTakenError(topic)
-        subscription = self.subscriptions[topic] = Subscription(judge, capacity)
+        subscription = self.subscriptions[topic] = Subscription(judge, capacity, lost)
         self.stats.topic(topic)
         self._announce(topic, subscribe=True)
         assert self._nursery is not None
@@ -323,9 +326,8 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
             await self.mesh.leave(topic)
 
     def _announce(self, topic: str, *, subscribe: bool) -> None:
-        packet = rpc_pb2.RPC()
-        packet.subscriptions.add(subscribe=subscribe, topicid=topic)
-        wire = frame(packet)
+        option = rpc_pb2.RPC.SubOpts(subscribe=subscribe, topicid=topic)
+        wire = frame(rpc_pb2.RPC(subscriptions=[option]))
         for peer in self.peer_queues:
             self.mesh.send_frame(peer, wire)
 

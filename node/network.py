@@ -33,7 +33,7 @@ from nous_node.protocol.identity import key_of
 
 from . import liveness, requests
 from .connection_watch import ConnectionWatch
-from .gossip import MAX_PUBLISH_BYTES, Gossip, Judge
+from .gossip import MAX_PUBLISH_BYTES, Gossip, Judge, Lost
 from .hardening import HardenedHost, HardenedSwarm, build_host
 from .listener import open_port
 from .network_errors import (
@@ -177,7 +177,7 @@ class Network:
     # Gossip
 
     def subscribe(
-        self, topic: str, judge: Judge, capacity: int
+        self, topic: str, judge: Judge, capacity: int, lost: Lost = lambda data: None
     ) -> trio.MemoryReceiveChannel[tuple[bytes, str]]:
         """Enter a topic; returns the channel of `(data, forwarder's peer id)` that `judge` accepted.
 
@@ -185,9 +185,10 @@ class Network:
         forwards; IGNORE does neither; REJECT counts against the forwarder, who is refused for a while
         after many. If it raises, the message is ignored and counted. Own messages are not delivered.
         With `capacity` messages unread the peers are slowed down; a message that waits for 2 s is given
-        up and counted in `stats.topics[topic].consumer_slow`. Raises TopicTakenError.
+        up and counted in `stats.topics[topic].consumer_slow`; then `lost(data)` takes back what `judge`
+        remembers of it, since another peer may bring it again. Raises TopicTakenError.
         """
-        return self._gossip.join(topic, judge, capacity).receive
+        return self._gossip.join(topic, judge, capacity, lost).receive
 
     async def unsubscribe(self, topic: str) -> None:
         """Leave a topic; its channel ends after what is in it."""

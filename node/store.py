@@ -13,7 +13,7 @@ transaction: after a crash no group goes into two versions and none is lost. See
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
@@ -67,17 +67,12 @@ class Journal:
 
     def hear(self, key: bytes, agent: str, now: int, version: int) -> bool:
         """Notes a greeting; whether the key is new. `version`: newest one published, -1 for none."""
+        return self.hear_many({key: agent}, now, version) == 1
+
+    def hear_many(self, greetings: Mapping[bytes, str], now: int, version: int) -> int:
+        """Notes greetings (key -> agent) in one transaction; how many keys are new."""
         with self._database.transaction() as connection:
-            known = connection.execute(
-                "UPDATE keys SET agent = ?, seen_ms = ? WHERE key = ?", (agent, now, key)
-            )
-            if known.rowcount:
-                return False
-            connection.execute(
-                "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent) VALUES(?, ?, ?, ?, ?)",
-                (key, now, version, now, agent),
-            )
-        return True
+            return sum(_heard(connection, key, agent, now, version) for key, agent in greetings.items())
 
     def key(self, key: bytes) -> KeyRecord | None:
         columns = "heard_ms, heard_version, seen_ms, agent, accepted, refused, credit"
@@ -230,6 +225,18 @@ class _Total(msgspec.Struct):
     code: str
     groups: int
     credit: int
+
+
+def _heard(connection: sqlite3.Connection, key: bytes, agent: str, now: int, version: int) -> bool:
+    """Notes a greeting; whether the key is new."""
+    known = connection.execute("UPDATE keys SET agent = ?, seen_ms = ? WHERE key = ?", (agent, now, key))
+    if known.rowcount:
+        return False
+    connection.execute(
+        "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent) VALUES(?, ?, ?, ?, ?)",
+        (key, now, version, now, agent),
+    )
+    return True
 
 
 def _added(connection: sqlite3.Connection, group: StoredGroup) -> RemoteError | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import sha256
 
 import trio
@@ -52,9 +53,6 @@ from .training import Training
 
 INBOX = 32
 """Accepted messages between the network and the journal: one transaction's worth."""
-
-MAX_WAITING = 1024
-"""Accepted messages that wait for room in the inbox: one for each connection, of which there are fewer."""
 
 MAX_REPEATED = 1024
 """Receipts of groups that are not in the journal, kept until they are sent."""
@@ -112,6 +110,18 @@ async def trainer(
             return node.training.summary()
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """What the journal needs of an accepted message; the decoded content is not kept."""
+
+    id: bytes
+    key: bytes
+    agent: str | None
+    """Of a hello."""
+    group: StoredGroup | None
+    """Of a rollout whose checkpoint is still held."""
+
+
 class _Trainer:
     def __init__(
         self,
@@ -128,9 +138,8 @@ class _Trainer:
         self.manifest = folder.manifest
         learning = read_learning(folder.learning)
         self.keep = learning.keep_checkpoints
-        self.judged: dict[bytes, Judgement] = {}
-        """By message: what the gossip path found out about those in the inbox."""
-        self.most_judged = 2 * INBOX * self.manifest.shards + MAX_WAITING
+        self.judged: dict[bytes, _Arrival] = {}
+        """By message: what the gossip path found out about those that are on their way to the journal."""
         self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
         self.renewals = Renewals()
@@ -144,7 +153,7 @@ class _Trainer:
             async with trio.open_nursery() as nursery:
                 for shard in range(self.manifest.shards):
                     topic = self.following.topics.rollouts(shard)
-                    inbox = self.network.subscribe(topic, self._judge(shard), INBOX)
+                    inbox = self.network.subscribe(topic, self._judge(shard), INBOX, self._lost)
                     nursery.start_soon(self._intake_loop, inbox)
                 for loop in (self.lessons.loop, self._receipt_loop, self._beacon_loop, self._status_loop):
                     nursery.start_soon(loop)
@@ -165,14 +174,28 @@ class _Trainer:
         def judge(data: bytes, forwarder: str) -> Verdict:
             judgement = judge_rollout(self.following.view, shard, data, now_ms())
             if judgement.verdict is Verdict.ACCEPT:
-                self.judged[data] = judgement
-                if len(self.judged) > self.most_judged:  # of what was given up because the inbox was full
-                    del self.judged[next(iter(self.judged))]
+                self.judged[data] = self._arrival(judgement, data)
             else:
                 self._turned_away(judgement)
             return judgement.verdict
 
         return judge
+
+    def _arrival(self, judgement: Judgement, data: bytes) -> _Arrival:
+        envelope, body = judgement.envelope, judgement.body
+        assert envelope is not None
+        if isinstance(body, Hello):
+            return _Arrival(envelope.id, envelope.head.sender, body.agent, None)
+        assert isinstance(body, RolloutGroup)
+        head = self.publisher.heads.get(body.checkpoint)
+        group = None if head is None else _stored(envelope, body, head.version, data)
+        return _Arrival(envelope.id, envelope.head.sender, None, group)
+
+    def _lost(self, data: bytes) -> None:
+        """The inbox stayed full: the message may come again."""
+        arrival = self.judged.pop(data, None)
+        if arrival is not None:
+            self.following.view.memory.remove(arrival.id)
 
     def _turned_away(self, judgement: Judgement) -> None:
         """What the gossip path did not accept: counted, and answered where its sender is genuine."""
@@ -194,23 +217,18 @@ class _Trainer:
                     batch.append(inbox.receive_nowait()[0])
                 except (trio.WouldBlock, trio.EndOfChannel):
                     break
-            self._journal([(data, self.judged.pop(data)) for data in batch if data in self.judged])
+            self._journal([self.judged.pop(data) for data in batch if data in self.judged])
             await self.lessons.room()
 
-    def _journal(self, batch: list[tuple[bytes, Judgement]]) -> None:
-        groups: list[StoredGroup] = []
-        for data, judgement in batch:
-            envelope = judgement.envelope
-            assert envelope is not None
-            key = envelope.head.sender
-            match judgement.body:
-                case Hello(agent=agent):
-                    self.training.heard(key)
-                    self.journal.hear(key, agent, now_ms(), self.following.version)
-                case RolloutGroup() as group if group.checkpoint in self.publisher.heads:
-                    self.training.received(key, len(data))
-                    version = self.publisher.heads[group.checkpoint].version
-                    groups.append(_stored(envelope, group, version, data))
+    def _journal(self, batch: list[_Arrival]) -> None:
+        greetings = {arrival.key: arrival.agent for arrival in batch if arrival.agent is not None}
+        if greetings:
+            self.journal.hear_many(greetings, now_ms(), self.following.version)
+        groups = [arrival.group for arrival in batch if arrival.group is not None]
+        for key in greetings:
+            self.training.heard(key)
+        for group in groups:
+            self.training.received(group.key, len(group.envelope))
         for error in self.journal.add_many(groups):
             if error is None:
                 self.lessons.work.set()

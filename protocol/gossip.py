@@ -151,10 +151,13 @@ class Memory:
         """Drops the minutes that are over: a replay of what expired in them fails its expiry check."""
         for minute in [minute for minute in self.minutes if (minute + 1) * _MINUTE_MS <= now]:
             for digest in self.minutes.pop(minute):
-                self._drop(digest)
+                self.remove(digest)
 
-    def _drop(self, digest: bytes) -> None:
-        number = self.ids.pop(digest)
+    def remove(self, digest: bytes) -> None:
+        """Forgets a message: for who could not take it after all, and takes it when it comes again."""
+        number = self.ids.pop(digest, None)
+        if number is None:
+            return
         self.numbers.pop(number, None)
         self.held[number[0]] -= 1
         if not self.held[number[0]]:

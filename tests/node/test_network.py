@@ -293,12 +293,29 @@ async def test_a_publisher_waits_for_a_slow_consumer(monkeypatch) -> None:
 async def test_a_consumer_that_never_reads_costs_counted_messages(monkeypatch) -> None:
     monkeypatch.setattr(gossip_module, "CONSUMER_PATIENCE_S", 0.01)
     async with nodes(2) as (reader, publisher):
-        reader.subscribe(TOPIC, accept, capacity=2)
+        lost: list[bytes] = []
+        reader.subscribe(TOPIC, accept, 2, lost.append)
         await publisher.connect(reader.addresses[0])
         await publisher.wait_subscriber(TOPIC)
         for number in range(12):
             await publisher.publish(TOPIC, bytes([number]))
         await until(lambda: reader.stats.topics[TOPIC].consumer_slow == 10)
+        assert lost == [bytes([number]) for number in range(2, 12)]
+
+
+async def test_a_message_that_waits_for_the_consumer_is_lost_with_its_reader(monkeypatch) -> None:
+    monkeypatch.setattr(gossip_module, "CONSUMER_PATIENCE_S", 60.0)
+    async with nodes(2) as (reader, publisher):
+        lost: list[bytes] = []
+        reader.subscribe(TOPIC, accept, 1, lost.append)
+        await publisher.connect(reader.addresses[0])
+        await publisher.wait_subscriber(TOPIC)
+        await publisher.publish(TOPIC, b"taken")
+        await publisher.publish(TOPIC, b"waits")
+        await until(lambda: reader.stats.topics[TOPIC].accepted == 2)
+        (scope,) = reader._gossip._readers.values()
+        scope.cancel()  # as a newer stream of the peer does
+        await until(lambda: lost == [b"waits"])
 
 
 async def test_one_stuck_peer_does_not_hold_the_others(monkeypatch) -> None:

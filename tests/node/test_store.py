@@ -321,6 +321,16 @@ def test_envelopes_for_audits_have_a_limit_in_bytes(
     assert [one.id for one in journal.unused()] == [groups[5].id]
 
 
+def test_greetings_are_noted_together(journal: Journal) -> None:
+    new = bytes([7]) * 32
+    assert journal.hear_many({ALICE: "test/2", new: "test/1"}, NOW + 9, 3) == 1
+    known, record = journal.key(ALICE), journal.key(new)
+    assert known is not None
+    assert record is not None
+    assert (known.agent, known.heard_version, known.seen_ms) == ("test/2", 0, NOW + 9)
+    assert (record.agent, record.heard_version, record.heard_ms) == ("test/1", 3, NOW + 9)
+
+
 def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     journal.add(group(0))
     journal.decide([accepted(group(0).id, ALICE, 1)])

@@ -170,6 +170,19 @@ def test_a_sequence_number_serves_one_message(world: Any, hello: bytes, judge: A
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 4))) == ACCEPTED
 
 
+def test_what_could_not_be_taken_may_come_again(
+    world: Any, view: GossipView, hello: bytes, judge: Any
+) -> None:
+    data = world.sealed(Kind.HELLO, hello, world.volunteer, 5)
+    first = judge(data)
+    view.memory.remove(first.envelope.id)
+    view.memory.remove(first.envelope.id)
+    assert outcome(judge(data)) == ACCEPTED
+    assert outcome(judge(data)) == refused(Code.DUPLICATE)
+    view.memory.forget(world.now + 2 * MAX_LIFETIME_MS)  # its minute names it twice
+    assert (view.memory.ids, view.memory.numbers, view.memory.held) == ({}, {}, {})
+
+
 def test_two_senders_may_use_one_sequence_number(world: Any, hello: bytes, judge: Any) -> None:
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 5))) == ACCEPTED
     other = world.sealed(Kind.HELLO, hello, world.root, 5)
