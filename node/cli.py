@@ -184,7 +184,8 @@ def join(
         str | None,
         typer.Argument(
             metavar="INVITE",
-            help="What the trainer printed. Without it: the last run, else one found on the local network.",
+            help="What the trainer printed. Without it: the last run, else, if you want it, one found on the "
+            "local network.",
         ),
     ] = None,
     rollouts: Annotated[
@@ -193,6 +194,9 @@ def join(
     minutes: Annotated[
         float | None, typer.Option(min=0.01, metavar="M", help="Stop by itself after M minutes.")
     ] = None,
+    nearby: Annotated[
+        bool, typer.Option("--nearby", help="Join the run that answers on the local network.")
+    ] = False,
     threads: ThreadsFlag = None,
     memory: MemoryFlag = None,
     device: DeviceFlag = None,
@@ -217,7 +221,7 @@ def join(
         "env": env,
         "listen": listen,
     }
-    join_run(invite, config, flags, home, json=json, rollouts=rollouts, minutes=minutes)
+    join_run(invite, config, flags, home, json=json, rollouts=rollouts, minutes=minutes, nearby=nearby)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -268,10 +272,10 @@ def demo(
 @app.command(epilog=EXIT_CODES)
 def status(home: HomeFlag = None, json: JsonFlag = False) -> None:
     """What became of this node's rollouts, run by run: accepted, refused and why, and what to do about it."""
-    from .cli_commands import home_path
+    from .cli_commands import home_hint, home_path
     from .status import print_status
 
-    print_status(home_path(home), json=json)
+    print_status(home_path(home), home_hint(home), json=json)
 
 
 @app.command(epilog=EXIT_CODES)

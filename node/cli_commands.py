@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+
+import typer
 
 from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import Invite
 
-from .config import Flags, load_settings
+from .config import ANY_PORT, Flags, Settings, load_settings, unknown_variables
 from .device import check_device
 from .home import Home, default_home
+from .wording import printable
 
 FIXED_PORT = ("/ip4/0.0.0.0/tcp/4001",)
 """Trainers and relays listen on libp2p's usual port unless told otherwise: an invite outlives a restart."""
@@ -26,17 +31,28 @@ def home_path(home: Path | None) -> Path:
     return home.expanduser() if home is not None else default_home(os.environ)
 
 
+def home_hint(home: Path | None) -> str:
+    """What a command that is proposed has to end with, so that it means the home of this one."""
+    return "" if home is None else f" --home {shlex.quote(str(home))}"
+
+
 def train_run(
     name: str, config: Path | None, flags: Flags, home: Path | None, *, json: bool, seed: int | None
 ) -> None:
     """`nous-node train`: until Ctrl-C."""
     from .cli_roles import run_role
-    from .runfolder import RunFolder
+    from .runfolder import RunFolder, check_name
     from .trainer import trainer
     from .views import open_view
 
+    check_name(name)
     opened = Home.open(home_path(home))
-    settings = load_settings(opened, config, os.environ, flags, listen=FIXED_PORT)
+    settings = _settings(opened, config, flags, FIXED_PORT)
+    if not (opened.runs / name).is_dir():
+        raise LocalError(
+            f"There is no run in {opened.runs / name}. Make one with "
+            f"`nous-node init {name}{home_hint(home)}`, or see `nous-node train --help`."
+        )
     folder = RunFolder.open(opened.runs / name)
     check_device(settings.device)
     entropy = os.urandom if seed is None else Random(seed).randbytes  # a seed is for the demo only
@@ -56,11 +72,12 @@ def join_run(
     json: bool,
     rollouts: int | None,
     minutes: float | None,
+    nearby: bool,
 ) -> None:
     """`nous-node join`: until Ctrl-C, or as many rollout groups or minutes as were asked for."""
     opened = Home.open(home_path(home))
-    settings = load_settings(opened, config, os.environ, flags)
-    chosen = choose_run(opened, invite)
+    settings = _settings(opened, config, flags, ANY_PORT)
+    chosen = choose_run(opened, invite, home_hint(home), nearby=nearby)
     check_device(settings.device)
     from .cli_roles import run_role
     from .views import open_view
@@ -79,7 +96,7 @@ def relay_run(invite: str, config: Path | None, flags: Flags, home: Path | None,
     """`nous-node relay`: until Ctrl-C."""
     chosen = Invite.from_text(invite)
     opened = Home.open(home_path(home))
-    settings = load_settings(opened, config, os.environ, flags, listen=FIXED_PORT)
+    settings = _settings(opened, config, flags, FIXED_PORT)
     from .cli_roles import run_role
     from .relay import relay
     from .views import open_view
@@ -114,18 +131,41 @@ def found_nearby() -> Invite | None:
     return None
 
 
-def choose_run(home: Home, invite: str | None) -> Invite:
-    """The invite given, else that of the last run, else of a run on the local network.
+def choose_run(home: Home, invite: str | None, hint: str = "", *, nearby: bool = False) -> Invite:
+    """The invite given, else that of the last run, else of a run on the local network, which a person has to
+    want: by --nearby, which also passes the last run over, or by an answer. `hint`: see `home_hint`.
 
     Raises LocalError with how to get an invite where there is none of them.
     """
-    text = invite or home.last_run()
+    text = invite if invite is not None or nearby else home.last_run()
     if text is not None:
         return Invite.from_text(text)
-    nearby = found_nearby()
-    if nearby is None:
+    found = found_nearby()
+    if found is None:
+        before = "" if nearby else "none was joined from this home before, and "
         raise LocalError(
-            "There is no run to join: none was joined from this home before, and none answers on the local "
-            "network. Ask for the invite that the trainer prints, then run `nous-node join INVITE`."
+            f"There is no run to join: {before}none answers on the local network. Ask for the invite that "
+            f"the trainer prints, then run `nous-node join INVITE{hint}`."
         )
-    return nearby
+    if not nearby:
+        _ask(found, hint)
+    return found
+
+
+def _ask(found: Invite, hint: str) -> None:
+    """Raises LocalError unless somebody at a terminal wants to join a run that anybody may have announced."""
+    run = f"the run {found.run.hex()[:16]} at {printable(found.addresses[0])}"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise LocalError(
+            f"The local network offers {run}. Join it with `nous-node join --nearby{hint}`, or another one "
+            f"with `nous-node join INVITE{hint}`."
+        )
+    if not typer.confirm(f"The local network offers {run}. Join it?"):
+        raise LocalError(f"Nothing was joined. Join another run with `nous-node join INVITE{hint}`.")
+
+
+def _settings(home: Home, config: Path | None, flags: Flags, listen: tuple[str, ...]) -> Settings:
+    """All settings; variables that look like one and are none are told on stderr."""
+    for text in unknown_variables(os.environ):
+        print(f"warning: {printable(text)}", file=sys.stderr)
+    return load_settings(home, config, os.environ, flags, listen=listen)

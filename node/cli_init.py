@@ -10,7 +10,7 @@ import msgspec
 
 from nous_node.protocol.errors import LocalError
 
-from .cli_commands import home_path
+from .cli_commands import home_hint, home_path
 from .create import create_run
 from .home import Home
 from .plan import RunPlan, read_plan, with_environments
@@ -27,7 +27,8 @@ def make_run(
     environments = ", ".join(entry.id for entry in manifest.environments)
     return (
         f"Made the run {name} ({run.run.hex()[:16]}) in {run.path}: "
-        f"{manifest.model.parameters:,} parameters, {environments}.\nTrain it with: nous-node train {name}"
+        f"{manifest.model.parameters:,} parameters, {environments}.\n"
+        f"Train it with: nous-node train {name}{home_hint(home)}"
     )
 
 

@@ -200,11 +200,32 @@ def _from_file(home: Home, file: Path | None) -> dict[str, object]:
     return {name: _value(str(path), name, raw) for name, raw in table.items()}
 
 
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable with our prefix that is no setting: a slip, or another program's."""
+    names = {variable: _setting_of(variable) for variable in sorted(environ)}
+    return [
+        f"The environment variable {variable} is no setting and is ignored.{_hint(name)}"
+        for variable, name in names.items()
+        if name is not None and name not in _KINDS
+    ]
+
+
+def _setting_of(variable: str) -> str | None:
+    """The name of the setting that a variable means, which may not exist."""
+    ours = variable.startswith(PREFIX) and variable not in NOT_SETTINGS
+    return variable.removeprefix(PREFIX).lower() if ours else None
+
+
+def _hint(name: str) -> str:
+    near = difflib.get_close_matches(name, _KINDS, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
     for variable in sorted(environ):
-        if variable.startswith(PREFIX) and variable not in NOT_SETTINGS:
-            name = variable.removeprefix(PREFIX).lower()
+        name = _setting_of(variable)
+        if name in _KINDS:
             found[name] = _value(f"The environment variable {variable}", name, environ[variable])
     return found
 
@@ -212,9 +233,9 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 def _value(source: str, name: str, raw: object) -> object:
     kind = _KINDS.get(name)
     if kind is None:
-        near = difflib.get_close_matches(name, _KINDS, 1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise LocalError(f"{source}: there is no setting {name!r}. {hint}There are: {', '.join(_KINDS)}.")
+        raise LocalError(
+            f"{source}: there is no setting {name!r}.{_hint(name)} There are: {', '.join(_KINDS)}."
+        )
     try:
         return kind.read(raw)
     except ValueError as error:

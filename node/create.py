@@ -9,7 +9,6 @@ manifest is written last: a folder without it holds no run, and `init` may be re
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +47,10 @@ from .plan import (
     EnvironmentPlan,
     RunPlan,
 )
-from .runfolder import RunFolder
+from .runfolder import RunFolder, check_name
 
 GENERATION_FILE = "generation_config.json"
 BASE = "000000"
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +79,7 @@ def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: in
     Raises LocalError, ModelError or an EnvError with what to change; nothing is left behind then
     that would hinder another try.
     """
-    if not _NAME.match(name):
-        raise LocalError(
-            f"A run cannot be called {name!r}: a name has up to 64 letters, digits, '.', '_' and '-', "
-            "and begins with a letter or digit."
-        )
+    check_name(name)
     if (path / "run.envelope").exists():
         raise LocalError(f"{path} already holds a run; give the new one another name.")
     source = Path(plan.model).expanduser() if plan.model else DEFAULT_MODEL

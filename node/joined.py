@@ -85,6 +85,16 @@ class JoinedFolder:
         return data
 
 
+def connecting(invite: Invite) -> Note:
+    """What a person reads while nobody has answered yet."""
+    return Note(f"connecting to the run {invite.run.hex()[:16]} at {', '.join(invite.addresses[:3])}")
+
+
+def entered(following: Following) -> Note:
+    """Which run it is."""
+    return Note(f"this is the run {following.manifest.name} ({following.run.hex()[:16]})")
+
+
 async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: Report) -> Following:
     """Follows the run of an invite: manifest and newest head, from whoever answers first. Without a head
     where nobody does and the run was entered before. Makes the folder once there is a manifest to keep.

@@ -28,7 +28,7 @@ from .events import RelayStatus, Report, RunReady, Summary
 from .following import INBOX, Following, drain, now_ms
 from .holdings import Holdings
 from .home import Home
-from .joined import JoinedFolder, enter, refuse_disk
+from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
 from .network import Network, NetworkConfig, open_network
 
 MAX_CONNECTIONS = 1024
@@ -49,7 +49,9 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(network.stay_connected, list(invite.addresses))
+        report(connecting(invite))
         following = await enter(network, invite, folder, report)
+        report(entered(following))
         refuse_disk(following.manifest.model.bytes, settings.disk)
         node = _Relay(folder, network, following, settings.disk, report)
         async with nearby(invite.run, network.addresses):

@@ -9,6 +9,7 @@ optimizer/NNNNNN/      optimizer state beside them, never published
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,17 @@ from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
 from .home import DamagedError, write_atomic
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
+def check_name(name: str) -> None:
+    """Raises LocalError for what cannot be the name of a run's folder."""
+    if not _NAME.match(name):
+        raise LocalError(
+            f"A run cannot be called {name!r}: a name has up to 64 letters, digits, '.', '_' and '-', "
+            "and begins with a letter or digit."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
-from nous_node.protocol.errors import NousError, RemoteError
+from nous_node.protocol.errors import LocalError, NousError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
 from .advice import advice
@@ -154,15 +154,21 @@ def trained_status(folder: Path) -> TrainedStatus:
     )
 
 
-def print_status(home: Path, *, json: bool) -> None:
-    """To stdout; one JSON line a run with `json`."""
+def print_status(home: Path, hint: str = "", *, json: bool) -> None:
+    """To stdout; one JSON line a run with `json`. `hint`: what a proposed command ends with.
+
+    Raises LocalError where the home is no folder.
+    """
+    if home.exists() and not home.is_dir():
+        raise LocalError(f"{home} is no folder, and so no home of a node. Name another one with --home.")
     found = list(statuses(home))
     if json:
         for one in found:
             print(msgspec.json.encode(one).decode())
         return
     if not found:
-        print(f"No runs in {home}. Make one with `nous-node init NAME` or join one with `nous-node join`.")
+        make, join = f"nous-node init NAME{hint}", f"nous-node join INVITE{hint}"
+        print(f"No runs in {home}. Make one with `{make}` or join one with `{join}`.")
     now = time.time()
     for one in found:
         print("\n".join(lines(one, now)))

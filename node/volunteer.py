@@ -37,7 +37,7 @@ from .events import Note, Report, Summary
 from .following import INBOX, Following, Head, drain, now_ms
 from .holdings import Holdings
 from .home import Home
-from .joined import JoinedFolder, enter, playable, refuse_too_large
+from .joined import JoinedFolder, connecting, enter, entered, playable, refuse_too_large
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
@@ -91,7 +91,9 @@ async def volunteer(
     config = NetworkConfig(listen=settings.listen, upload_limit=settings.upload)
     async with open_network(identity.seed, config) as network, trio.open_nursery() as nursery:
         nursery.start_soon(network.stay_connected, list(invite.addresses))
+        report(connecting(invite))
         following = await enter(network, invite, folder, report)
+        report(entered(following))
         if following.head is not None:  # somebody answered: this invite is worth remembering
             home.remember_run(invite.to_text())
         refuse_too_large(following.manifest, settings.memory, settings.disk)

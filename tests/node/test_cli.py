@@ -102,10 +102,14 @@ def test_wrong_flags_are_input_errors(arguments: list[str], monkeypatch: pytest.
         (["join", "nous1", "--upload", "fast"], "a rate such as"),
         (["join", "--config", "/nowhere.toml"], "does not exist"),
         (["train", "missing"], "no run in"),
+        (["train", "missing"], "`nous-node init missing --home "),
+        (["train", ""], "cannot be called ''"),
+        (["train", "../x"], "cannot be called '../x'"),
+        (["join"], "INVITE --home "),
         (["join", "nous1garbage"], "no valid invite"),
         (["join", "hello"], "begins with 'nous1'"),
         (["relay", "hello"], "no valid invite"),
-        (["join"], "trainer prints, then run `nous-node join INVITE`"),
+        (["join"], "trainer prints, then run `nous-node join INVITE"),
     ],
 )
 def test_bad_input_is_one_sentence_with_the_next_step(
@@ -137,10 +141,32 @@ def test_join_takes_the_invite_then_the_last_run_then_one_nearby(
     a, b, c = (f"/ip4/192.0.2.{number}/tcp/4001/p2p/{peer}" for number in (1, 2, 3))
     given, last = Invite(b"g" * 32, [a]), Invite(b"l" * 32, [b])
     nearby(monkeypatch, Found(b"n" * 32, (a, b)), Found(b"n" * 32, (b, c)))
-    assert choose_run(home, None) == Invite(b"n" * 32, [a, b, c])
+    assert choose_run(home, None, nearby=True) == Invite(b"n" * 32, [a, b, c])
     home.remember_run(last.to_text())
     assert choose_run(home, None) == last
+    assert choose_run(home, None, nearby=True) == Invite(b"n" * 32, [a, b, c])
     assert choose_run(home, given.to_text()) == given
+
+
+def test_run_nearby_is_named_and_joined_only_if_somebody_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = Identity.from_seed(bytes(32)).peer_id
+    address = f"/ip4/192.0.2.7/tcp/4001/p2p/{peer}"
+    nearby(monkeypatch, Found(b"n" * 32, (address,)))
+    with pytest.raises(LocalError) as error:
+        choose_run(Home.open(tmp_path), None, " --home x")
+    for wanted in (b"n".hex() * 8, address, "`nous-node join --nearby --home x`"):
+        assert wanted in str(error.value)
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    for answer in (True, False):
+        monkeypatch.setattr("typer.confirm", lambda text, answer=answer: answer)
+        if answer:
+            assert choose_run(Home.open(tmp_path), None).addresses == [address]
+        else:
+            with pytest.raises(LocalError, match="Nothing was joined"):
+                choose_run(Home.open(tmp_path), None)
 
 
 def test_several_runs_nearby_are_for_a_person_to_choose_from(
@@ -163,7 +189,7 @@ def test_init_makes_a_run_and_says_how_to_train_it(
     home = str(tmp_path / "home")
     arguments = ["init", "first", "--home", home, "--group", "4", "--env", "sort-digits=3"]
     assert run(arguments, monkeypatch) == Exit.OK
-    assert "nous-node train first" in capsys.readouterr().out
+    assert f"nous-node train first --home {home}" in capsys.readouterr().out
     assert run(arguments, monkeypatch) == Exit.INPUT
     assert "already holds a run" in capsys.readouterr().err
 
@@ -215,6 +241,16 @@ def test_home_that_is_in_use_is_a_storage_error(
     with home.lock():
         assert run(["train", "a", "--home", str(home.path)], monkeypatch) == Exit.STORAGE
     assert "Stop that node first" in capsys.readouterr().err
+
+
+def test_home_that_is_a_file_has_no_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["status", "--home", str(tmp_path / "file")], monkeypatch) == Exit.INPUT
+    assert "is no folder" in capsys.readouterr().err
+    assert run(["status", "--home", str(tmp_path / "none")], monkeypatch) == Exit.OK
+    assert f"`nous-node init NAME --home {tmp_path / 'none'}`" in capsys.readouterr().out
 
 
 def test_home_that_cannot_be_made_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from nous_node.node.config import (
     load_settings,
     parse_rate,
     parse_size,
+    unknown_variables,
 )
 from nous_node.node.home import Home, StorageError
 from nous_node.protocol.errors import LocalError
@@ -136,8 +137,6 @@ def test_a_wrong_setting_is_told_with_what_is_allowed(home: Home, text: str, wor
 def test_a_wrong_variable_or_flag_is_told_by_its_name(home: Home) -> None:
     with pytest.raises(LocalError, match=r"NOUS_NODE_THREADS: threads cannot be 'x'"):
         load_settings(home, None, {"NOUS_NODE_THREADS": "x"}, {})
-    with pytest.raises(LocalError, match=r"NOUS_NODE_TREADS: there is no setting 'treads'"):
-        load_settings(home, None, {"NOUS_NODE_TREADS": "1"}, {})
     with pytest.raises(LocalError, match=r"--device: device cannot be 'tpu'"):
         load_settings(home, None, {}, {"device": "tpu"})
 
@@ -145,6 +144,14 @@ def test_a_wrong_variable_or_flag_is_told_by_its_name(home: Home) -> None:
 def test_variables_that_are_no_settings_are_let_be(home: Home) -> None:
     environ = {"NOUS_NODE_HOME": "/x", "NOUS_NODE_WORKER_NICE": "3"}
     assert isinstance(load_settings(home, None, environ, {}), Settings)
+
+
+def test_a_variable_that_is_no_setting_is_told_and_ignored(home: Home) -> None:
+    environ = {"NOUS_NODE_TREADS": "1", "NOUS_NODE_HOME": "/x", "NOUS_NODE_NICE": "3", "NODE_ENV": "x"}
+    assert load_settings(home, None, environ, {}).nice == 3
+    (told,) = unknown_variables(environ)
+    assert "NOUS_NODE_TREADS is no setting" in told
+    assert "Did you mean 'threads'?" in told
 
 
 def test_a_named_file_that_is_not_there_is_told(home: Home, tmp_path: Path) -> None:
