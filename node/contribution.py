@@ -36,6 +36,7 @@ class Contribution:
         self._recent: deque[tuple[float, int]] = deque()
         self._sent = self._given_up = self._accepted = self._credit = 0
         self._refused: Counter[str] = Counter()
+        self._network: dict[str, int] = {}
         self._goals: list[tuple[int, trio.Event]] = []
         self._change = trio.Event()
 
@@ -111,7 +112,9 @@ class Contribution:
         window = min(RATE_SECONDS, max(1.0, time.monotonic() - (self._first_batch or time.monotonic())))
         return sum(tokens for _, tokens in self._recent) / window
 
-    def status(self, peers: int) -> VolunteerStatus:
+    def status(self, peers: int, network: dict[str, int] | None = None) -> VolunteerStatus:
+        """`network`: what the network lost, the last figures where there are none now."""
+        self._network = self._network if network is None else network
         now = time.monotonic()
         head = self._head
         since = now - self._first_batch if self._first_batch is not None else 0.0
@@ -131,6 +134,7 @@ class Contribution:
             refused=dict(self._refused),
             credit=self._credit,
             generating_share=min(1.0, self._worked / since) if since > 0 else 0.0,
+            network=self._network,
             seconds=now - self._started,
         )
 

@@ -59,6 +59,8 @@ class VolunteerStatus(_Event, frozen=True, tag="volunteer"):
     """Trained tokens credited by receipts."""
     generating_share: float = 0.0
     """Share of wall time in which the engine worked on groups."""
+    network: dict[str, int] = {}
+    """What was dropped or survived, by name, where there was any: `NetworkStats.losses`."""
     seconds: float = 0.0
 
 
@@ -112,6 +114,8 @@ class TrainerStatus(_Event, frozen=True, tag="trainer"):
     groups_per_second: float = 0.0
     wire_bytes: int = 0
     """Bytes of rollout envelopes received."""
+    network: dict[str, int] = {}
+    """As a volunteer's."""
     seconds: float = 0.0
 
 
@@ -125,6 +129,8 @@ class RelayStatus(_Event, frozen=True, tag="relay"):
     forwarded: int = 0
     refused: dict[str, int] = {}
     chunks: int = 0
+    network: dict[str, int] = {}
+    """As a volunteer's."""
     seconds: float = 0.0
 
 

@@ -10,6 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+SKIPPED = "publish-skipped-slow-peer"
+NOT_FORWARDED = "not-forwarded-slow-peer"
+GIVEN_UP = "consumer-slow"
+
 
 @dataclass
 class TopicCounters:
@@ -47,6 +51,18 @@ class NetworkStats:
         if counters is None:
             counters = self.topics[name] = TopicCounters()
         return counters
+
+    def losses(self) -> dict[str, int]:
+        """What was dropped, by name, and the faults; only what happened."""
+        topics = self.topics.values()
+        dropped = {
+            SKIPPED: self.publish_skipped_slow_peer,
+            NOT_FORWARDED: sum(counters.not_forwarded for counters in topics),
+            GIVEN_UP: sum(counters.consumer_slow for counters in topics),
+            "control-dropped": self.control_dropped,
+            "connections-refused": self.connections_refused,
+        }
+        return {name: count for name, count in (dropped | dict(self.faults)).items() if count}
 
     def snapshot(self) -> Mapping[str, object]:
         """A plain copy for JSON."""

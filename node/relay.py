@@ -30,6 +30,7 @@ from .holdings import Holdings
 from .home import Home
 from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
 from .network import Network, NetworkConfig, open_network
+from .losses import Losses
 
 MAX_CONNECTIONS = 1024
 """A relay is there to be connected to."""
@@ -116,9 +117,10 @@ class _Relay:
 
     async def _status_loop(self) -> None:
         while True:
-            self.report(self.status())
+            losses.report(self.status())
             await trio.sleep(STATUS_SECONDS)
 
+        losses = Losses(self.report)
     def status(self) -> RelayStatus:
         return RelayStatus(
             run=self.following.run.hex(),
@@ -132,6 +134,7 @@ class _Relay:
         )
 
     def summary(self) -> Summary:
+            network=self.network.stats.losses(),
         status = self.status()
         return Summary(
             f"Forwarded {status.forwarded} messages of {status.name} in {status.seconds / 60:.1f} minutes.",

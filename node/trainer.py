@@ -42,6 +42,7 @@ from .home import Home
 from .learner_messages import Updated
 from .learning import read_learning
 from .lessons import Lessons
+from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
@@ -290,8 +291,9 @@ class _Trainer:
             self.journal.receipts_sent(stored)
 
     async def _status_loop(self) -> None:
+        losses = Losses(self.report)
         while True:
-            self.report(self.training.status(len(self.network.peers())))
+            losses.report(self.training.status(len(self.network.peers()), self.network.stats.losses()))
             await trio.sleep(STATUS_SECONDS)
 
 

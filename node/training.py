@@ -35,6 +35,7 @@ class Training:
         self._recent: deque[tuple[float, int]] = deque()
         self._accepted = self._tokens_verified = self._tokens_trained = self._wire = 0
         self._refused: Counter[str] = Counter()
+        self._network: dict[str, int] = {}
         self._last = VersionReport(-1, "")
 
     # --- what happened ---------------------------------------------------------------------------
@@ -101,7 +102,9 @@ class Training:
         window = min(RATE_SECONDS, max(1.0, now - self._started))
         return sum(groups for _, groups in self._recent) / window
 
-    def status(self, peers: int) -> TrainerStatus:
+    def status(self, peers: int, network: dict[str, int] | None = None) -> TrainerStatus:
+        """`network`: what the network lost, the last figures where there are none now."""
+        self._network = self._network if network is None else network
         now = time.monotonic()
         self._present = {key: at for key, at in self._present.items() if now - at < PRESENT_SECONDS}
         head = self._following.head
@@ -125,6 +128,7 @@ class Training:
             waiting=self._journal.count_pending(),
             groups_per_second=self._rate(),
             wire_bytes=self._wire,
+            network=self._network,
             seconds=now - self._started,
         )
 

@@ -38,6 +38,7 @@ from .following import INBOX, Following, Head, drain, now_ms
 from .holdings import Holdings
 from .home import Home
 from .joined import JoinedFolder, connecting, enter, entered, playable, refuse_too_large
+from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
@@ -392,6 +393,7 @@ class _Volunteer:
         )
 
     async def _status_loop(self) -> None:
+        losses = Losses(self.report)
         while True:
-            self.report(self.contribution.status(len(self.network.peers())))
+            losses.report(self.contribution.status(len(self.network.peers()), self.network.stats.losses()))
             await trio.sleep(STATUS_SECONDS)

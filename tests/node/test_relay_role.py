@@ -16,6 +16,7 @@ from nous_node.node.events import Event, RelayStatus, RunReady, from_line, to_li
 from nous_node.node.following import Following, now_ms
 from nous_node.node.home import Home
 from nous_node.node.joined import JoinedFolder
+from nous_node.node.network_stats import NetworkStats
 from nous_node.node.relay import _Relay
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest
@@ -54,6 +55,7 @@ class Net:
 
     def __init__(self, trainer: BlobIndex) -> None:
         self.trainer = trainer
+        self.stats = NetworkStats()
         self.addresses = [ADDRESS]
         self.handlers: dict[str, Handler] = {}
         self.judges: dict[str, Judge] = {}
