@@ -13,6 +13,7 @@ import typer
 from .cli_exit import EXIT_CODES, Exit, verdict, write_crash
 from .cli_options import (
     OUTPUT,
+    AnnounceFlag,
     ConfigFlag,
     DeviceFlag,
     DiskFlag,
@@ -20,6 +21,7 @@ from .cli_options import (
     HomeFlag,
     JsonFlag,
     ListenFlag,
+    MdnsFlag,
     MemoryFlag,
     NiceFlag,
     OnlyFlag,
@@ -129,6 +131,7 @@ def init(
         bool, typer.Option("--uncalibrated", help="Accept loose verification thresholds for this model.")
     ] = False,
     home: HomeFlag = None,
+    json: JsonFlag = False,
 ) -> None:
     """Make a run: its signed manifest and its base checkpoint."""
     from .cli_init import make_run
@@ -141,7 +144,7 @@ def init(
         "staleness": staleness,
         "uncalibrated": uncalibrated or None,
     }
-    typer.echo(make_run(name, config, flags, env or [], home))
+    typer.echo(make_run(name, config, flags, env or [], home, as_json=json))
 
 
 TRAIN_HELP = """Train a run: verify the rollouts that arrive, learn from them, publish checkpoints and
@@ -155,6 +158,8 @@ same command resumes where it stopped."""
 def train(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run made with `nous-node init`.")],
     listen: ListenFlag = None,
+    announce: AnnounceFlag = None,
+    mdns: MdnsFlag = None,
     threads: ThreadsFlag = None,
     device: DeviceFlag = None,
     upload: UploadFlag = None,
@@ -165,7 +170,14 @@ def train(
 ) -> None:
     from .cli_commands import train_run
 
-    flags = {"listen": listen, "threads": threads, "device": device, "upload": upload}
+    flags = {
+        "listen": listen,
+        "announce": announce,
+        "mdns": mdns,
+        "threads": threads,
+        "device": device,
+        "upload": upload,
+    }
     train_run(run, config, flags, home, json=json, seed=seed)
 
 
@@ -228,6 +240,8 @@ def join(
 def relay(
     invite: Annotated[str, typer.Argument(metavar="INVITE", help="What the trainer printed.")],
     listen: ListenFlag = None,
+    announce: AnnounceFlag = None,
+    mdns: MdnsFlag = None,
     upload: UploadFlag = None,
     disk: DiskFlag = None,
     home: HomeFlag = None,
@@ -237,7 +251,8 @@ def relay(
     """Forward a run's gossip and serve its checkpoints, without a model and without torch."""
     from .cli_commands import relay_run
 
-    relay_run(invite, config, {"listen": listen, "upload": upload, "disk": disk}, home, json=json)
+    flags = {"listen": listen, "announce": announce, "mdns": mdns, "upload": upload, "disk": disk}
+    relay_run(invite, config, flags, home, json=json)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -300,6 +315,7 @@ def identity_export(
     file: Annotated[Path, typer.Argument(help="Where to write the private key.")],
     home: HomeFlag = None,
     force: ForceFlag = False,
+    json: JsonFlag = False,
 ) -> None:
     """Write the private key to a file (PKCS#8 PEM, mode 0600): a backup, or a move to another machine.
 
@@ -307,7 +323,7 @@ def identity_export(
     """
     from .cli_identity import export
 
-    typer.echo(export(home, file, force=force))
+    typer.echo(export(home, file, force=force, as_json=json))
 
 
 @identity_app.command("import")
@@ -315,6 +331,7 @@ def identity_import(
     file: Annotated[Path, typer.Argument(help="A private key (PKCS#8 PEM, Ed25519, not encrypted).")],
     home: HomeFlag = None,
     force: ForceFlag = False,
+    json: JsonFlag = False,
 ) -> None:
     """Take a private key as this node's identity.
 
@@ -322,7 +339,7 @@ def identity_import(
     """
     from .cli_identity import bring
 
-    typer.echo(bring(home, file, force=force))
+    typer.echo(bring(home, file, force=force, as_json=json))
 
 
 if __name__ == "__main__":

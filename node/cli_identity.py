@@ -10,7 +10,7 @@ import msgspec
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
 
-from .home import MAX_PEM, Home, default_home, disk_errors, write_atomic
+from .home import MAX_PEM, DiskFullError, Home, StorageError, default_home, write_atomic
 
 WHAT_IT_IS = (
     "An identity is one Ed25519 key: the name of this node in the network, which signs its rollouts and to "
@@ -23,29 +23,43 @@ def show(home: Path | None, *, as_json: bool) -> str:
     opened = _home(home)
     identity = opened.identity()
     if as_json:
-        facts = {"key": identity.key.hex(), "peer_id": identity.peer_id, "file": str(opened.identity_file)}
-        return msgspec.json.encode(facts).decode()
+        return _json(identity, opened.identity_file)
     return (
         f"peer id  {identity.peer_id}\nkey      {identity.key.hex()}\nfile     {opened.identity_file}\n"
         f"{WHAT_IT_IS}"
     )
 
 
-def export(home: Path | None, file: Path, *, force: bool) -> str:
+def export(home: Path | None, file: Path, *, force: bool, as_json: bool) -> str:
     """Writes the private key, mode 0600. LocalError where the file exists, unless forced."""
     identity = _home(home).identity()
     if file.exists() and not force:
         raise LocalError(f"{file} exists and was not replaced; choose another name or add --force.")
-    write_atomic(file, identity.pem())
+    try:
+        write_atomic(file, identity.pem())
+    except DiskFullError:
+        raise
+    except StorageError as error:
+        reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else str(error)
+        raise LocalError(
+            f"The key cannot be written to {file} ({reason}); name a file in a folder that you may write."
+        ) from error
+    if as_json:
+        return _json(identity, file)
     where = f"The private key of {identity.peer_id} is in {file}."
     return f"{where} {WHAT_IT_IS} Keep it where nobody else reads it."
 
 
-def bring(home: Path | None, file: Path, *, force: bool) -> str:
+def bring(home: Path | None, file: Path, *, force: bool, as_json: bool) -> str:
     """Takes the key in `file` as this node's. LocalError where that would replace one, unless forced."""
     opened = _home(home)
-    with disk_errors(file), file.open("rb") as stream:
-        pem = stream.read(MAX_PEM + 1)
+    try:
+        with file.open("rb") as stream:
+            pem = stream.read(MAX_PEM + 1)
+    except OSError as error:
+        raise LocalError(
+            f"{file} cannot be read ({error.strerror}); give the file that `nous-node identity export` wrote."
+        ) from error
     if len(pem) > MAX_PEM:
         raise LocalError(f"{file} is too large for a key; give the file that `identity export` wrote.")
     identity = _parsed(file, pem)
@@ -56,7 +70,14 @@ def bring(home: Path | None, file: Path, *, force: bool) -> str:
                 "--force: its credit stays with the old key."
             )
         opened.replace_identity(identity)
+    if as_json:
+        return _json(identity, opened.identity_file)
     return f"This node is now {identity.peer_id}. {WHAT_IT_IS} Run it on one machine at a time."
+
+
+def _json(identity: Identity, file: Path) -> str:
+    facts = {"key": identity.key.hex(), "peer_id": identity.peer_id, "file": str(file)}
+    return msgspec.json.encode(facts).decode()
 
 
 def _parsed(file: Path, pem: bytes) -> Identity:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +16,34 @@ from .create import create_run
 from .home import Home
 from .plan import RunPlan, read_plan, with_environments
 
+ALLOWED = {
+    "group": "a whole number from 2 to 1,024",
+    "max_tokens": "a whole number from 1 on",
+    "temperature": "a number above 0, 10 at most",
+    "staleness": "a whole number from 0 to 8",
+}
+"""The rules of `RunPlan` in words, for the flags."""
+
+_NAMED = re.compile(r"`\$\.(\w+)`")
+"""The field that an error of msgspec is about."""
+
 
 def make_run(
-    name: str, config: Path | None, flags: Mapping[str, object], env: list[str], home: Path | None
+    name: str,
+    config: Path | None,
+    flags: Mapping[str, object],
+    env: list[str],
+    home: Path | None,
+    *,
+    as_json: bool,
 ) -> str:
-    """`nous-node init`: the sentence to print."""
+    """`nous-node init`: what to print."""
     plan = with_environments(over(read_plan(config), flags), env)
     opened = Home.open(home_path(home))
     run = create_run(opened.runs / name, name, opened.identity(), plan, time.time_ns() // 1_000_000)
+    if as_json:
+        facts = {"name": name, "run": run.run.hex(), "folder": str(run.path)}
+        return msgspec.json.encode(facts).decode()
     manifest = run.manifest
     environments = ", ".join(entry.id for entry in manifest.environments)
     return (
@@ -38,4 +59,11 @@ def over(plan: RunPlan, flags: Mapping[str, object]) -> RunPlan:
     try:
         return msgspec.convert({**msgspec.to_builtins(plan), **given}, RunPlan)
     except msgspec.ValidationError as error:
-        raise LocalError(f"These flags make no run: {error}. See `nous-node init --help`.") from error
+        named = _NAMED.search(str(error))
+        name = named[1] if named else ""
+        if name not in ALLOWED:
+            raise LocalError(f"These flags make no run: {error}. See `nous-node init --help`.") from error
+        raise LocalError(
+            f"--{name.replace('_', '-')} cannot be {given[name]}: it takes {ALLOWED[name]}. "
+            "See `nous-node init --help`."
+        ) from error

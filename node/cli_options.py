@@ -20,7 +20,12 @@ HomeFlag = Annotated[
     ),
 ]
 JsonFlag = Annotated[
-    bool, typer.Option("--json", rich_help_panel=OUTPUT, help="JSON lines instead of a picture.")
+    bool,
+    typer.Option(
+        "--json",
+        rich_help_panel=OUTPUT,
+        help="JSON for programs: a line for each event, run, check or answer.",
+    ),
 ]
 ConfigFlag = Annotated[
     Path | None,
@@ -41,8 +46,21 @@ ListenFlag = Annotated[
         help="Address to listen on, such as /ip4/0.0.0.0/tcp/4001; may be repeated.",
     ),
 ]
+AnnounceFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--announce",
+        metavar="MULTIADDR",
+        help="Another address at which others reach this node, such as /dns4/node.example.org/tcp/4001 of a "
+        "router that forwards a port; it goes into the invite. May be repeated.",
+    ),
+]
+MdnsFlag = Annotated[
+    bool | None,
+    typer.Option("--mdns/--no-mdns", help="Whether to tell the local network of this run. Default: yes."),
+]
 ThreadsFlag = Annotated[
-    int | None, typer.Option(min=1, max=4096, metavar="N", rich_help_panel=LIMITS, help="Threads of torch.")
+    int | None, typer.Option(min=1, max=1024, metavar="N", rich_help_panel=LIMITS, help="Threads of torch.")
 ]
 MemoryFlag = Annotated[
     str | None,
@@ -53,7 +71,7 @@ MemoryFlag = Annotated[
     ),
 ]
 DeviceFlag = Annotated[
-    str | None, typer.Option(metavar="DEVICE", rich_help_panel=LIMITS, help="cpu, cuda or cuda:1.")
+    str | None, typer.Option(metavar="DEVICE", rich_help_panel=LIMITS, help="cpu, mps, cuda or cuda:1.")
 ]
 NiceFlag = Annotated[
     int | None,

@@ -40,6 +40,7 @@ Flags = Mapping[str, object]
 """Flags by the name of their setting; None where one was not given."""
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?(/s)?", re.IGNORECASE)
+_PLACE: Final = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[A-Za-z0-9.:_-]{1,253}/tcp/\d{1,5}")
 _DEVICE: Final = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 
 
@@ -62,6 +63,10 @@ class Settings(msgspec.Struct, frozen=True):
     """Only these environments; empty: all of the run."""
     listen: tuple[str, ...] = ANY_PORT
     """Multiaddrs to listen on; port 0: any free one. Which is the default depends on the role."""
+    announce: tuple[str, ...] = ()
+    """More multiaddrs under which this node can be reached, such as a router's that forwards a port."""
+    mdns: bool = True
+    """Whether trainers and relays tell the local network of their run."""
 
 
 class _Kind(NamedTuple):
@@ -158,6 +163,21 @@ def parse_device(raw: str) -> str:
     return str(_value("The flag --device", "device", raw))
 
 
+def _yes_or_no(raw: object) -> bool:
+    text = str(raw).strip().lower()
+    if not isinstance(raw, bool | str) or text not in ("true", "false", "1", "0"):
+        raise ValueError
+    return text in ("true", "1")
+
+
+def _places(raw: object) -> tuple[str, ...]:
+    """Multiaddrs that others can dial."""
+    found = _list_of("/")(raw)
+    if not all(_PLACE.fullmatch(place) for place in found):
+        raise ValueError
+    return found
+
+
 def _list_of(start: str) -> Callable[[object], tuple[str, ...]]:
     """Texts that begin with `start`: a list, or one text with commas between."""
 
@@ -182,6 +202,8 @@ _KINDS: Final[dict[str, _Kind]] = {
     "disk": _Kind("a size such as 20GB", parse_size),
     "env": _Kind("names of environments", _list_of("")),
     "listen": _Kind("multiaddrs such as /ip4/0.0.0.0/tcp/4001", _list_of("/")),
+    "announce": _Kind("multiaddrs such as /dns4/node.example.org/tcp/4001", _places),
+    "mdns": _Kind("true or false", _yes_or_no),
 }
 
 

@@ -192,7 +192,11 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 def _drafted(path: Path, data: bytes, mode: int) -> Path:
     """`data` in a new file beside `path`, synced."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".draft", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)  # a person knows nothing of drafts
+        raise
     draft = Path(name)
     try:
         with open(handle, "wb") as file:

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .events import Event, RelayStatus, TrainerStatus, VersionReport, VolunteerStatus
+from .events import Event, RelayStatus, Summary, TrainerStatus, VersionReport, VolunteerStatus
 from .wording import count, duration, plural, printable, refusals, share, size, sparkline
 
 MAX_VERSIONS = 4096
@@ -37,16 +37,16 @@ class Scene:
     versions: deque[VersionReport] = field(default_factory=lambda: deque(maxlen=MAX_VERSIONS))
 
     def apply(self, event: Event, source: str = "") -> None:
-        """Takes in a status or a version; other events change no picture."""
-        match event:
-            case VolunteerStatus():
-                self.volunteers[source] = event
-            case TrainerStatus():
-                self.trainer = event
-            case RelayStatus():
-                self.relay = event
-            case VersionReport():
-                self.versions.append(event)
+        """Takes in a status, also the last one of a summary, or a version; other events change no picture."""
+        match event.status if isinstance(event, Summary) else event:
+            case VolunteerStatus() as status:
+                self.volunteers[source] = status
+            case TrainerStatus() as status:
+                self.trainer = status
+            case RelayStatus() as status:
+                self.relay = status
+            case VersionReport() as report:
+                self.versions.append(report)
             case _:
                 pass
 

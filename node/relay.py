@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import trio
 
+from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.gossip import Judgement, Verdict, judge_checkpoint, judge_receipts, judge_rollout
 from nous_node.protocol.runs import Invite
 from nous_node.protocol.streams import (
@@ -30,7 +31,6 @@ from .holdings import Holdings
 from .home import Home
 from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
 from .network import Network, NetworkConfig, open_network
-from .losses import Losses
 
 MAX_CONNECTIONS = 1024
 """A relay is there to be connected to."""
@@ -43,7 +43,10 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
     checkpoints do not fit on the disk allowed."""
     folder = JoinedFolder.of(home, invite.run)
     config = NetworkConfig(
-        listen=settings.listen, upload_limit=settings.upload, max_connections=MAX_CONNECTIONS
+        listen=settings.listen,
+        announce=settings.announce,
+        upload_limit=settings.upload,
+        max_connections=MAX_CONNECTIONS,
     )
     async with (
         open_network(home.identity().seed, config) as network,
@@ -55,7 +58,7 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
         report(entered(following))
         refuse_disk(following.manifest.model.bytes, settings.disk)
         node = _Relay(folder, network, following, settings.disk, report)
-        async with nearby(invite.run, network.addresses):
+        async with nearby(invite.run, network.addresses if settings.mdns else ()):
             await node.run(stop)
         summary = node.summary()
         nursery.cancel_scope.cancel()
@@ -93,7 +96,7 @@ class _Relay:
             nursery.start_soon(self.holdings.head_loop)
             nursery.start_soon(self.holdings.fetch_loop)
             nursery.start_soon(self._status_loop)
-            addresses = list(network.addresses)[:16]
+            addresses = list(network.addresses)[:MAX_ADDRESSES]
             invite = Invite(following.run, addresses).to_text()
             self.report(RunReady(following.run.hex(), following.manifest.name, invite, addresses))
             await stop.wait()
@@ -117,10 +120,9 @@ class _Relay:
 
     async def _status_loop(self) -> None:
         while True:
-            losses.report(self.status())
+            self.report(self.status())
             await trio.sleep(STATUS_SECONDS)
 
-        losses = Losses(self.report)
     def status(self) -> RelayStatus:
         return RelayStatus(
             run=self.following.run.hex(),
@@ -134,7 +136,6 @@ class _Relay:
         )
 
     def summary(self) -> Summary:
-            network=self.network.stats.losses(),
         status = self.status()
         return Summary(
             f"Forwarded {status.forwarded} messages of {status.name} in {status.seconds / 60:.1f} minutes.",

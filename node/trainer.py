@@ -42,7 +42,6 @@ from .home import Home
 from .learner_messages import Updated
 from .learning import read_learning
 from .lessons import Lessons
-from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
@@ -92,7 +91,9 @@ async def trainer(
             f"This node's identity may not train {folder.manifest.name!r}: the run names other trainers. "
             "Import the identity that made it with `nous-node identity import FILE`."
         )
-    config = NetworkConfig(listen=settings.listen, upload_limit=settings.upload)
+    config = NetworkConfig(
+        listen=settings.listen, announce=settings.announce, upload_limit=settings.upload
+    )
     following = Following.of(folder.run, folder.envelope)
     index = BlobIndex(lambda file: report(Note(damage(file), "error")))
     with Journal.open(folder.journal) as journal:
@@ -106,7 +107,7 @@ async def trainer(
                 HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
             )
             network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
-            async with nearby(folder.run, network.addresses):
+            async with nearby(folder.run, network.addresses if settings.mdns else ()):
                 await node.run(stop)
             return node.training.summary()
 
@@ -291,9 +292,8 @@ class _Trainer:
             self.journal.receipts_sent(stored)
 
     async def _status_loop(self) -> None:
-        losses = Losses(self.report)
         while True:
-            losses.report(self.training.status(len(self.network.peers()), self.network.stats.losses()))
+            self.report(self.training.status(len(self.network.peers())))
             await trio.sleep(STATUS_SECONDS)
 
 

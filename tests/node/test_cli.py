@@ -97,6 +97,13 @@ def test_wrong_flags_are_input_errors(arguments: list[str], monkeypatch: pytest.
         (["init", "a", "--env", "chess"], "Installed: sort-digits"),
         (["init", "a", "--env", "sort-digits=0"], "whole number"),
         (["init", "a", "--group", "1"], "See `nous-node init --help`"),
+        (["init", "a", "--group", "0"], "--group cannot be 0: it takes a whole number from 2 to 1,024."),
+        (["init", "a", "--max-tokens", "0"], "--max-tokens cannot be 0"),
+        (["init", "a", "--temperature", "11"], "--temperature cannot be 11.0"),
+        (["init", "a", "--staleness", "9"], "--staleness cannot be 9"),
+        (["identity", "import", "/nowhere/key.pem"], "/nowhere/key.pem cannot be read (No such file"),
+        (["identity", "export", "/nowhere/key.pem"], "written to /nowhere/key.pem (No such file"),
+        (["identity", "export", "/dev", "--force"], "written to /dev ("),
         (["init", "a", "--model", "/nowhere"], "no model folder"),
         (["init", "a", "--config", "/"], "cannot be read"),
         (["join", "nous1", "--upload", "fast"], "a rate such as"),
@@ -207,6 +214,21 @@ def test_identity_is_exported_privately_and_imported_elsewhere(
     assert Home.open(tmp_path / "b").identity().key.hex() == shown["key"]
 
 
+def test_what_was_made_is_told_to_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, file = ["--home", str(tmp_path / "home"), "--json"], str(tmp_path / "key.pem")
+    assert run(["init", "first", *home], monkeypatch) == Exit.OK
+    made = json.loads(capsys.readouterr().out)
+    assert (made["name"], len(made["run"]), Path(made["folder"]).is_dir()) == ("first", 64, True)
+    told = []
+    for arguments in (["export", file], ["import", file, "--force"], ["show"]):
+        assert run(["identity", *arguments, *home], monkeypatch) == Exit.OK
+        told.append(json.loads(capsys.readouterr().out))
+    assert told[0] == {**told[2], "file": file}
+    assert told[1] == told[2]
+
+
 def test_identity_is_never_replaced_without_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +308,7 @@ def test_each_error_has_its_exit_code(error: BaseException, code: Exit) -> None:
 def test_unexpected_error_is_one_sentence_and_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> str:
+    def broken(*_: object, as_json: bool) -> str:
         raise ZeroDivisionError("of all things")
 
     monkeypatch.setattr("nous_node.node.cli_init.make_run", broken)
@@ -302,7 +324,7 @@ def test_unexpected_error_is_one_sentence_and_a_file(
 def test_what_a_peer_wrote_does_not_reach_the_terminal_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def hostile(*_: object) -> str:
+    def hostile(*_: object, as_json: bool) -> str:
         raise LocalError("This run has \x1b]0;owned\x07\x1b[2J only.")
 
     monkeypatch.setattr("nous_node.node.cli_init.make_run", hostile)

@@ -68,6 +68,17 @@ def test_lists_come_from_every_source(home: Home) -> None:
     assert load_settings(home, None, {}, {"env": ["one"]}).env == ("one",)
 
 
+def test_a_run_is_told_to_the_local_network_unless_that_is_turned_off(home: Home) -> None:
+    assert load_settings(home, None, {}, {"mdns": None}).mdns
+    assert not load_settings(home, None, {"NOUS_NODE_MDNS": "false"}, {}).mdns
+    assert load_settings(home, None, {"NOUS_NODE_MDNS": "0"}, {"mdns": True}).mdns
+
+
+def test_addresses_are_announced_as_they_are(home: Home) -> None:
+    places = ["/dns4/node.example.org/tcp/4001", "/ip6/2001:db8::7/tcp/4001"]
+    assert load_settings(home, None, {}, {"announce": places}).announce == tuple(places)
+
+
 def test_a_port_that_was_asked_for_is_the_one_even_if_it_is_any(home: Home) -> None:
     fixed, free = ("/ip4/0.0.0.0/tcp/4001",), "/ip4/0.0.0.0/tcp/0"
     assert load_settings(home, None, {}, {"listen": None}, listen=fixed).listen == fixed
@@ -120,6 +131,8 @@ def test_rates_may_name_the_second_or_be_none() -> None:
         ('memory = "much"', ["memory cannot be 'much'", "4GiB"]),
         ('device = "gpu"', ["device cannot be 'gpu'", "cuda:N"]),
         ('listen = ["localhost:80"]', ["listen", "/ip4/0.0.0.0/tcp/4001"]),
+        ('announce = ["/ip4/192.0.2.7/udp/1"]', ["announce cannot be", "/dns4/node.example.org/tcp/4001"]),
+        ("mdns = 3", ["mdns cannot be 3", "true or false"]),
         ("listen = 80", ["listen cannot be 80"]),
         ('env = [""]', ["env", "names of environments"]),
         ("upload = 0", ["upload cannot be 0", "none"]),

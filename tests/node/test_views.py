@@ -86,6 +86,13 @@ EVENTS: list[Event] = [
 ]
 
 
+def test_the_last_picture_has_the_final_figures() -> None:
+    scene = Scene()
+    scene.apply(VolunteerStatus(accepted=1), "v")
+    scene.apply(Summary("done", VolunteerStatus(accepted=2)), "v")
+    assert scene.volunteers["v"].accepted == 2
+
+
 def drawn(scene: Scene, width: int = 100, *, terminal: bool = True) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
     console.print(scene)
