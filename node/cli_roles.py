@@ -21,6 +21,9 @@ from .views import View
 Role = Callable[[Report, trio.Event], Awaitable[Summary]]
 """A role with its settings filled in."""
 
+FINISHING = "finishing what is in work; press Ctrl-C again to leave at once"
+"""What the first Ctrl-C is answered with."""
+
 _SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -50,7 +53,7 @@ async def _watch(signals: AsyncIterator[int], stop: trio.Event, report: Report) 
     # has gone, which must not cut the finish short.
     signal.signal(signal.SIGINT, _leave)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    report(Note("finishing what is in work; press Ctrl-C again to leave at once"))
+    report(Note(FINISHING))
     stop.set()
 
 

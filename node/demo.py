@@ -27,6 +27,7 @@ from nous_node.protocol.identity import Identity
 
 from .children import Child, Family
 from .cli_exit import Exit
+from .cli_roles import FINISHING
 from .create import create_run
 from .demo_report import DemoReport, make_report, measure, told
 from .events import (
@@ -48,7 +49,7 @@ from .wording import printable
 RUN_NAME = "demo"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 REQUIRED_RISE = 0.2
-"""Of held-out greedy accuracy. The base has about .4; by chance 256 tasks move it by .03."""
+"""Of held-out greedy accuracy. The base has about .4; by chance 512 tasks move it by .02."""
 READY_SECONDS = 60.0
 """Until the trainer prints its invite: imports of torch on a cold disk."""
 
@@ -69,7 +70,8 @@ class DemoOptions:
     target: float | None = None
     """Stop as soon as the trainer measures this held-out greedy accuracy."""
     home: Path | None = None
-    """None: a temporary folder, of which only the trainer's run is kept."""
+    """None: a temporary folder, of which only the last checkpoint is kept, or the logs of a demo that
+    failed."""
     json: bool = False
 
 
@@ -110,22 +112,52 @@ class Tally:
 
 def run_demo(options: DemoOptions, family: Family | None = None) -> int:
     """Runs it and prints the outcome; the exit code. Raises LocalError where it cannot even begin."""
+    if options.report is not None:
+        _check_writable(options.report)
     home = options.home or Path(tempfile.mkdtemp(prefix="nous-demo-"))
     family = family or Family()
+    kept = home / "logs"
     try:
         report = _Demo(options, home, family).run()
+        kept = Path(report.checkpoint.path)
     except DemoFailed as error:
         print(error)
         return error.code
     finally:
         family.kill()
         if options.home is None:
-            for folder in home.glob("volunteer-*"):
-                shutil.rmtree(folder, ignore_errors=True)
+            clear(home, kept)
     print(report_line(report) if options.json else told(report, REQUIRED_RISE))
     if options.report is not None:
         write_report(options.report, report)
     return Exit.OK if report.greedy_after - report.greedy_before >= REQUIRED_RISE else Exit.FAILED
+
+
+def clear(home: Path, kept: Path) -> None:
+    """Deletes all of a folder but what is `kept` in it."""
+    for path in home.iterdir():
+        if path == kept:
+            continue
+        if path in kept.parents:
+            clear(path, kept)
+        elif path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _check_writable(path: Path) -> None:
+    """Raises LocalError before the demo has begun; an existing file stays as it is."""
+    try:
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise LocalError(
+            f"The report cannot be written to {path} ({error.strerror}); name another file with --report."
+        ) from error
 
 
 def make_demo_run(home: Path, seed: int) -> RunFolder:
@@ -167,6 +199,12 @@ def write_report(path: Path, report: DemoReport) -> None:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     except OSError as error:
         raise LocalError(f"The report cannot be written to {path} ({error.strerror}).") from error
+
+
+def _about_elsewhere(event: Event) -> bool:
+    """What a trainer or volunteer says to somebody at its own terminal: how to join a run that ends with the
+    demo, and what Ctrl-C does there."""
+    return isinstance(event, RunReady) or event == Note(FINISHING)
 
 
 class _Demo:
@@ -257,7 +295,8 @@ class _Demo:
             source, event = self.family.events.get(timeout=wait)
             while True:
                 self.tally.apply(source, event)
-                view.report(event, source)
+                if self.options.json or not _about_elsewhere(event):
+                    view.report(event, source)
                 source, event = self.family.events.get_nowait()
         except queue.Empty:
             return

@@ -15,9 +15,10 @@ import pytest
 
 from nous_node.node.children import Family
 from nous_node.node.cli_exit import Exit
-from nous_node.node.demo import DemoOptions, Tally, demo_identity, run_demo
+from nous_node.node.demo import DemoOptions, Tally, clear, demo_identity, run_demo
 from nous_node.node.demo_report import DemoReport, told
 from nous_node.node.events import Summary, TrainerStatus, VersionReport, VolunteerStatus
+from nous_node.protocol.errors import LocalError
 
 PLAYER = """
 import os, signal, sys, time
@@ -154,6 +155,34 @@ def test_ctrl_c_ends_the_demo_early_with_all_its_figures(tmp_path: Path) -> None
     assert process.returncode == Exit.FAILED
     assert time.monotonic() - began < 60
     assert json.loads(lines[-1])["event"] == "demo"
+
+
+def test_report_that_cannot_be_written_is_told_before_the_demo_begins(tmp_path: Path) -> None:
+    family = Family(program=("/does/not/exist",))
+    for place in (tmp_path / "none" / "r.json", tmp_path):
+        with pytest.raises(LocalError, match=f"cannot be written to {place} .*--report"):
+            run_demo(DemoOptions(report=place, home=tmp_path / "home"), family)
+    assert not (tmp_path / "home").exists()
+    assert family.children == []
+
+
+def test_only_what_is_kept_of_a_folder_stays(tmp_path: Path) -> None:
+    kept = tmp_path / "trainer" / "runs" / "demo" / "checkpoints" / "000007"
+    for folder in (kept, kept.with_name("000006"), tmp_path / "volunteer-1", tmp_path / "logs"):
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    (tmp_path / "trainer" / "identity.pem").touch()
+    clear(tmp_path, kept)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept / "file"]
+    clear(tmp_path, tmp_path / "logs")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_children_say_to_their_own_terminal_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played("good", DemoOptions(seconds=5, home=tmp_path))
+    assert "nous1fake" not in capsys.readouterr().out
 
 
 def test_tally_takes_the_last_word_of_each_process() -> None:
