@@ -15,14 +15,8 @@ import trio
 from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.gossip import Judgement, Verdict, judge_checkpoint, judge_receipts, judge_rollout
 from nous_node.protocol.runs import Invite
-from nous_node.protocol.streams import (
-    BLOB_PROTOCOL,
-    HEAD_PROTOCOL,
-    MAX_BLOB_REPLY,
-    MAX_HEAD_REPLY,
-    MAX_REQUEST,
-)
 
+from .blobs import serve_run
 from .config import Settings
 from .discovery import nearby
 from .events import RelayStatus, Report, RunReady, Summary
@@ -30,6 +24,7 @@ from .following import INBOX, Following, drain, now_ms
 from .holdings import Holdings
 from .home import Home
 from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
+from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 
 MAX_CONNECTIONS = 1024
@@ -77,12 +72,7 @@ class _Relay:
 
     async def run(self, stop: trio.Event) -> None:
         network, following = self.network, self.following
-        network.serve(
-            HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
-        )
-        network.serve(
-            BLOB_PROTOCOL, self.holdings.index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY
-        )
+        serve_run(network, following, self.holdings.index)
         topics = following.topics
         judges: dict[str, Callable[[bytes], Judgement]] = {
             topics.checkpoints: lambda data: judge_checkpoint(following.view, data, now_ms()),
@@ -119,8 +109,9 @@ class _Relay:
         return counted
 
     async def _status_loop(self) -> None:
+        losses = Losses(self.report)
         while True:
-            self.report(self.status())
+            losses.report(self.status())
             await trio.sleep(STATUS_SECONDS)
 
     def status(self) -> RelayStatus:
@@ -132,6 +123,7 @@ class _Relay:
             forwarded=self.forwarded,
             refused=dict(self.refused),
             chunks=len(self.holdings.index.places),
+            network=self.network.stats.losses(),
             seconds=time.monotonic() - self.started,
         )
 

@@ -25,15 +25,8 @@ from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
 from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
 from nous_node.protocol.rollouts import RolloutGroup
 from nous_node.protocol.runs import Invite
-from nous_node.protocol.streams import (
-    BLOB_PROTOCOL,
-    HEAD_PROTOCOL,
-    MAX_BLOB_REPLY,
-    MAX_HEAD_REPLY,
-    MAX_REQUEST,
-)
 
-from .blobs import BlobIndex
+from .blobs import BlobIndex, serve_run
 from .config import Settings
 from .discovery import nearby
 from .events import Note, Report, RunReady, Summary
@@ -42,6 +35,7 @@ from .home import Home
 from .learner_messages import Updated
 from .learning import read_learning
 from .lessons import Lessons
+from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
@@ -91,9 +85,7 @@ async def trainer(
             f"This node's identity may not train {folder.manifest.name!r}: the run names other trainers. "
             "Import the identity that made it with `nous-node identity import FILE`."
         )
-    config = NetworkConfig(
-        listen=settings.listen, announce=settings.announce, upload_limit=settings.upload
-    )
+    config = NetworkConfig(listen=settings.listen, announce=settings.announce, upload_limit=settings.upload)
     following = Following.of(folder.run, folder.envelope)
     index = BlobIndex(lambda file: report(Note(damage(file), "error")))
     with Journal.open(folder.journal) as journal:
@@ -103,10 +95,7 @@ async def trainer(
             report(Note(problem, "warning"))
         async with open_network(identity.seed, config) as network:
             node = _Trainer(settings, folder, journal, publisher, following, network, report)
-            network.serve(
-                HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
-            )
-            network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
+            serve_run(network, following, index)
             async with nearby(folder.run, network.addresses if settings.mdns else ()):
                 await node.run(stop)
             return node.training.summary()
@@ -292,8 +281,9 @@ class _Trainer:
             self.journal.receipts_sent(stored)
 
     async def _status_loop(self) -> None:
+        losses = Losses(self.report)
         while True:
-            self.report(self.training.status(len(self.network.peers())))
+            losses.report(self.training.status(len(self.network.peers()), self.network.stats.losses()))
             await trio.sleep(STATUS_SECONDS)
 
 
