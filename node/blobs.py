@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import trio
 
@@ -23,14 +23,20 @@ from nous_node.protocol.envelope import Hash
 from nous_node.protocol.errors import Code, NousError, RemoteError
 from nous_node.protocol.streams import (
     BLOB_PROTOCOL,
+    HEAD_PROTOCOL,
     MAX_BLOB_REPLY,
+    MAX_HEAD_REPLY,
     MAX_REQUEST,
     BlobRequest,
     blob_reply,
     read_blob,
 )
 
+from .following import Following
 from .home import disk_errors
+
+if TYPE_CHECKING:
+    from .requests import Handler
 
 PARALLEL = 4
 """Chunks asked for at once: enough to hide a round trip, few enough to keep 16 MiB in memory."""
@@ -41,6 +47,12 @@ CHUNK_SECONDS = 60.0
 
 class FetchError(NousError):
     """No connected peer could deliver what was needed; what was verified is kept for the next try."""
+
+
+class Server(Protocol):
+    """The part of the network that answers requests."""
+
+    def serve(self, protocol: str, handler: Handler, *, max_request: int, max_response: int) -> None: ...
 
 
 class Requester(Protocol):
@@ -100,6 +112,12 @@ class BlobIndex:
         while self._broken:
             self.damaged(self._broken.pop())
         return blob_reply(data)
+
+
+def serve_run(network: Server, following: Following, index: BlobIndex) -> None:
+    """Answers what every node of a run answers: its manifest, its newest checkpoint, and chunks of those."""
+    network.serve(HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY)
+    network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
 
 
 @dataclass(slots=True)

@@ -15,13 +15,11 @@ from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import Invite
 
-from .config import ANY_PORT, Flags, Settings, load_settings, unknown_variables
+from .config import ANY_PORT, FIXED_PORT, Flags, Settings, load_settings, unknown_variables
 from .device import check_device
 from .home import Home, default_home
 from .wording import printable
 
-FIXED_PORT = ("/ip4/0.0.0.0/tcp/4001",)
-"""Trainers and relays listen on libp2p's usual port unless told otherwise: an invite outlives a restart."""
 DISCOVERY_SECONDS = 3.0
 """Longer than any answer by mDNS takes; it ends soon after the first."""
 

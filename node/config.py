@@ -31,6 +31,10 @@ DEFAULT_NICE: Final = 10
 DEFAULT_DISK: Final = 20_000_000_000
 """Two checkpoints of a model of 2 billion parameters in bf16, and what is being fetched."""
 
+DEFAULT_PORT: Final = 4001
+"""libp2p's usual one."""
+FIXED_PORT: Final = (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT}",)
+"""Trainers and relays listen there unless told otherwise: an invite outlives a restart."""
 ANY_PORT: Final = ("/ip4/0.0.0.0/tcp/0",)
 
 NOT_SETTINGS: Final = frozenset({HOME_VARIABLE, "NOUS_NODE_WORKER_NICE"})

@@ -26,7 +26,7 @@ from nous_node.protocol.checkpoints import files_hash
 from nous_node.protocol.errors import NousError
 
 from .cli_exit import Exit
-from .config import parse_device
+from .config import DEFAULT_PORT, parse_device
 from .device import devices, missing
 from .home import Home, HomeBusyError
 from .plan import DEFAULT_MODEL, DEFAULT_MODEL_HASH, EMBEDDED_THRESHOLDS
@@ -39,7 +39,6 @@ NO_DISK = 50 << 20
 """Below this not even the embedded default's checkpoints and journal fit for long."""
 LOW_MEMORY = 1 << 30
 """A worker with torch takes some 400 MiB before it has a model."""
-DEFAULT_PORT = 4001
 CLOCK_SLACK_S = 120.0
 """Files of ours from the future by more than this show a clock that went back."""
 SELF_TEST_GROUPS, SELF_TEST_TOKENS = 8, 16

@@ -21,15 +21,9 @@ from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Receipts
 from nous_node.protocol.rollouts import Engine as EngineFacts
 from nous_node.protocol.runs import Invite, shard_of
-from nous_node.protocol.streams import (
-    BLOB_PROTOCOL,
-    HEAD_PROTOCOL,
-    MAX_BLOB_REPLY,
-    MAX_HEAD_REPLY,
-    MAX_REQUEST,
-)
 
 from .assignments import Assignments
+from .blobs import serve_run
 from .config import Settings
 from .contribution import Contribution
 from .engine import Engine, WorkerError
@@ -43,7 +37,7 @@ from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
 from .pacing import OwnRate, Pacing
-from .worker_messages import Group, Load, Loaded
+from .worker_messages import ENGINE, Group, Load, Loaded
 
 HELLO_SECONDS = 10.0
 """Between greetings while no checkpoint counts for our key yet."""
@@ -122,7 +116,7 @@ class _Volunteer:
         self.manifest = following.manifest
         self.topic = following.topics.rollouts(shard_of(identity.key, self.manifest.shards))
         self.holdings = Holdings(network, following, folder, settings.disk, report)
-        self.engine_facts = EngineFacts("nous-torch", metadata.version("nous-node"), "", settings.device)
+        self.engine_facts = EngineFacts(ENGINE, metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
         self.contribution.known_from = outbox.known_from
         environments = playable(self.manifest, settings.env, report)
@@ -145,12 +139,7 @@ class _Volunteer:
     async def run(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
         topics = self.following.topics
         enough = None if rollouts is None else self.contribution.reached(rollouts)
-        self.network.serve(
-            HEAD_PROTOCOL, self.following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY
-        )
-        self.network.serve(
-            BLOB_PROTOCOL, self.holdings.index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY
-        )
+        serve_run(self.network, self.following, self.holdings.index)
         await self.engine.start()
         try:
             async with trio.open_nursery() as nursery:

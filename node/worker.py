@@ -31,6 +31,7 @@ from nous_node.trainer.policy import Policy
 from .pipe import ParentPipe
 from .versions import folder_tensors
 from .worker_messages import (
+    ENGINE,
     Failed,
     FromWorker,
     Generate,
@@ -45,8 +46,6 @@ from .worker_messages import (
 
 PROGRESS_SECONDS = 0.5
 """Between signs of life: often enough for a live view, too rare to cost anything."""
-
-ENGINE = "nous-torch"
 
 
 class Ready:

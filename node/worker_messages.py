@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+ENGINE = "nous-torch"
+"""What samples in the worker, as rollouts name it."""
+
 
 class Load(msgspec.Struct, tag=True):
     """Take the policy in `folder` for all orders that follow."""
