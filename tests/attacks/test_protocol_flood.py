@@ -28,6 +28,7 @@ def town(make_arena: Any) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nous_node.node.trainer.IDLE_SECONDS", 0.02)
         patch.setattr("nous_node.node.renewals.FIRST_PAUSE_S", 600.0)
+        patch.setattr("nous_node.node.renewals.MAX_PAUSE_S", 600.0)
         with make_arena({"groups": 1000}, eager=False) as arena:
             yield arena
 
