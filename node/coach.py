@@ -14,6 +14,7 @@ import trio
 
 from nous_node.protocol.errors import LocalError
 
+from .child_log import open_log
 from .home import StorageError
 from .learner_messages import Broken, Candidate, FromLearner, Open, Opened, Published, ToLearner, Verify
 from .pipe import ChildDied, ChildPipe, end_child, start_child
@@ -44,9 +45,8 @@ class Coach:
     async def open(self, message: Open) -> Opened:
         """Starts a learner. Raises ChildDied, or LearnerError where it says that it cannot work."""
         await self.close()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         threads = str(self._threads)
-        with self._log.open("ab") as log:
+        with open_log(self._log) as log:
             self._pipe = await start_child(
                 "nous_node.node.learner",
                 cast("type[FromLearner]", FromLearner),

@@ -113,11 +113,10 @@ class Network:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs with real ports and our peer id; a wildcard becomes one address an interface."""
-        found: dict[str, None] = {}
+        found: dict[str, None] = dict.fromkeys(self._config.announce)  # first: invites hold only some
         for listener in self._swarm.listeners.values():
             for bound in listener.get_addrs():
                 found.update((str(address), None) for address in expand_wildcard_address(bound))
-        found.update((address, None) for address in self._config.announce)
         return tuple(f"{address}/p2p/{self.peer_id}" for address in found)
 
     async def connect(self, address: str) -> str:

@@ -20,7 +20,8 @@ MAX_PAUSE_S = 600.0
 class Renewals:
     """Paces renewals by a clock of the caller's, in seconds. The first one of a session is due at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = FIRST_PAUSE_S, longest: float = MAX_PAUSE_S) -> None:
+        self._first, self._longest = first, longest
         self._pause = 0.0
         self._last = -math.inf
 
@@ -30,16 +31,15 @@ class Renewals:
 
     def renewed(self, now: float) -> None:
         """A version without new weights was published."""
-        self._pause = _bounded(2 * self._pause)
+        self._pause = self._bounded(2 * self._pause)
         self._last = now
 
     def updated(self, now: float) -> None:
         """A version with new weights was published: what it took is what the next one may take. One quick
         update among slow ones, as at the end of a backlog, shortens the pause to half at most."""
         took = now - self._last if math.isfinite(self._last) else 0.0
-        self._pause = _bounded(max(took, self._pause / 2))
+        self._pause = self._bounded(max(took, self._pause / 2))
         self._last = now
 
-
-def _bounded(pause: float) -> float:
-    return min(MAX_PAUSE_S, max(FIRST_PAUSE_S, pause))
+    def _bounded(self, pause: float) -> float:
+        return min(self._longest, max(self._first, pause))

@@ -74,8 +74,9 @@ async def trainer(
     stop: trio.Event,
     *,
     entropy: Callable[[int], bytes],
+    renewals: Renewals | None = None,
 ) -> Summary:
-    """Trains the run in `folder` until `stop`. `entropy(32)` draws beacons.
+    """Trains the run in `folder` until `stop`. `entropy(32)` draws beacons, `renewals` says when.
 
     Raises NousError where it cannot begin or go on; the sentence says what to do.
     """
@@ -94,7 +95,9 @@ async def trainer(
         if problem:
             report(Note(problem, "warning"))
         async with open_network(identity.seed, config) as network:
-            node = _Trainer(settings, folder, journal, publisher, following, network, report)
+            node = _Trainer(
+                settings, folder, journal, publisher, following, network, report, renewals or Renewals()
+            )
             serve_run(network, following, index)
             async with nearby(folder.run, network.addresses if settings.mdns else ()):
                 await node.run(stop)
@@ -123,6 +126,7 @@ class _Trainer:
         following: Following,
         network: Network,
         report: Report,
+        renewals: Renewals,
     ) -> None:
         self.settings, self.folder, self.journal = settings, folder, journal
         self.publisher, self.following, self.network, self.report = publisher, following, network, report
@@ -133,7 +137,7 @@ class _Trainer:
         """By message: what the gossip path found out about those that are on their way to the journal."""
         self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
-        self.renewals = Renewals()
+        self.renewals = renewals
         self.training = Training(following, journal)
         self.lessons = Lessons(
             settings, folder, learning, journal, publisher, self.training, self._updated, report

@@ -22,6 +22,7 @@ from nous_node.node.following import Following, Head, ask_head
 from nous_node.node.home import Home
 from nous_node.node.network import NetworkConfig, Verdict, open_network
 from nous_node.node.plan import EnvironmentPlan, LimitsPlan, RunPlan
+from nous_node.node.renewals import Renewals
 from nous_node.node.trainer import trainer
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code
@@ -50,7 +51,8 @@ class Arena:
     it does to the forwarder of one attack does not hide the next.
     """
 
-    def __init__(self, path: Path, learning: dict[str, Any]) -> None:
+    def __init__(self, path: Path, learning: dict[str, Any], renewals: Renewals) -> None:
+        self._renewals = renewals
         self.home = Home.open(path)
         self.identity = Identity.from_seed(hashlib.sha256(b"arena").digest())
         self.home.replace_identity(self.identity)
@@ -171,7 +173,13 @@ class Arena:
             nursery.start_soon(self._listen)
             try:
                 await trainer(
-                    settings, self.home, self.folder, self._report, self._stop, entropy=self._entropy
+                    settings,
+                    self.home,
+                    self.folder,
+                    self._report,
+                    self._stop,
+                    entropy=self._entropy,
+                    renewals=self._renewals,
                 )
             finally:
                 nursery.cancel_scope.cancel()

@@ -33,6 +33,7 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from multiaddr import Multiaddr
 
 from nous_node.node.network import Network, NetworkConfig, Verdict, open_network
+from nous_node.node.renewals import Renewals
 
 if TYPE_CHECKING:
     from .arena import Arena
@@ -190,14 +191,11 @@ def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     from .arena import Arena  # imports torch, which the attacks on libp2p need not wait for
 
     @contextmanager
-    def opened(learning: dict[str, Any], eager: bool = True) -> Iterator[Arena]:
-        """`eager`: new keys get their beacons at once, so that no test waits for another one's pause."""
+    def opened(learning: dict[str, Any], pause: float = 0.0) -> Iterator[Arena]:
+        """`pause`: seconds between renewed beacons; none, so that no test waits for another one's."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nous_node.node.trainer.STATUS_SECONDS", 0.05)
-            if eager:
-                patch.setattr("nous_node.node.renewals.FIRST_PAUSE_S", 0.0)
-                patch.setattr("nous_node.node.renewals.MAX_PAUSE_S", 0.0)
-            arena = Arena(tmp_path_factory.mktemp("arena"), learning)
+            arena = Arena(tmp_path_factory.mktemp("arena"), learning, Renewals(pause, pause))
             try:
                 yield arena
             finally:

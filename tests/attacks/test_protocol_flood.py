@@ -27,9 +27,7 @@ def town(make_arena: Any) -> Iterator[Any]:
     """A trainer that looks for newcomers all the time, and paces their beacons."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nous_node.node.trainer.IDLE_SECONDS", 0.02)
-        patch.setattr("nous_node.node.renewals.FIRST_PAUSE_S", 600.0)
-        patch.setattr("nous_node.node.renewals.MAX_PAUSE_S", 600.0)
-        with make_arena({"groups": 1000}, eager=False) as arena:
+        with make_arena({"groups": 1000}, pause=600.0) as arena:
             yield arena
 
 
