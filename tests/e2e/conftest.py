@@ -84,7 +84,8 @@ class Journalled:
 
     def assert_sound(self) -> None:
         """Versions without a gap, every used group in one of them."""
+        groups = self.groups()  # first: the trainer goes on publishing while we look
         versions = [version for (version,) in self.rows("SELECT version FROM checkpoints ORDER BY version")]
         assert versions == list(range(len(versions)))
-        for state, used in self.groups().values():
+        for state, used in groups.values():
             assert (used in versions) if state == "used" else (used is None)
