@@ -167,6 +167,9 @@ def train(
     config: ConfigFlag = None,
     json: JsonFlag = False,
     seed: Annotated[int | None, typer.Option(hidden=True)] = None,
+    uncalibrated: Annotated[
+        bool, typer.Option("--uncalibrated", help="Train with thresholds that nobody calibrated.")
+    ] = False,
 ) -> None:
     from .cli_commands import train_run
 
@@ -178,7 +181,7 @@ def train(
         "device": device,
         "upload": upload,
     }
-    train_run(run, config, flags, home, json=json, seed=seed)
+    train_run(run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated)
 
 
 JOIN_HELP = """Join a run as a volunteer: generate rollouts and publish them.

@@ -13,7 +13,7 @@ import typer
 
 from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.errors import LocalError, RemoteError
-from nous_node.protocol.runs import Invite
+from nous_node.protocol.runs import Invite, Thresholds
 
 from .config import ANY_PORT, FIXED_PORT, Flags, Settings, load_settings, unknown_variables
 from .device import check_device
@@ -35,7 +35,14 @@ def home_hint(home: Path | None) -> str:
 
 
 def train_run(
-    name: str, config: Path | None, flags: Flags, home: Path | None, *, json: bool, seed: int | None
+    name: str,
+    config: Path | None,
+    flags: Flags,
+    home: Path | None,
+    *,
+    json: bool,
+    seed: int | None,
+    uncalibrated: bool,
 ) -> None:
     """`nous-node train`: until Ctrl-C."""
     from .cli_roles import run_role
@@ -52,12 +59,25 @@ def train_run(
             f"`nous-node init {name}{home_hint(home)}`, or see `nous-node train --help`."
         )
     folder = RunFolder.open(opened.runs / name)
+    check_calibrated(folder.manifest.thresholds, name, uncalibrated=uncalibrated)
     check_device(settings.device)
     entropy = os.urandom if seed is None else Random(seed).randbytes  # a seed is for the demo only
     with opened.lock():
         run_role(
             lambda report, stop: trainer(settings, opened, folder, report, stop, entropy=entropy),
             open_view(json=json),
+        )
+
+
+def check_calibrated(thresholds: Thresholds, name: str, *, uncalibrated: bool) -> None:
+    """Raises LocalError for thresholds that nobody calibrated, unless that is accepted."""
+    if thresholds.groups and thresholds.model is not None:
+        return
+    if not uncalibrated:
+        raise LocalError(
+            f"The verification thresholds of {name!r} were not calibrated for its model: honest rollouts may "
+            "be refused and false ones accepted. Calibrate it and make the run again (`nous-node calibrate "
+            "--help`), or train it all the same with --uncalibrated."
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nous_node.envs import registry
-from nous_node.protocol.checkpoints import FileEntry, file_entry, files_hash
+from nous_node.protocol.checkpoints import FileEntry, file_entry, files_hash, weights_hash
 from nous_node.protocol.constants import CHUNK, MAX_MANIFEST, PROTOCOL
 from nous_node.protocol.encoding import read
 from nous_node.protocol.envelope import Kind, seal, unseal
@@ -29,8 +29,9 @@ from nous_node.protocol.runs import (
     Thresholds,
     run_id,
 )
-from nous_node.trainer.model_folder import CONFIG_FILE, model_facts, read_config
+from nous_node.trainer.model_folder import CONFIG_FILE, model_facts, read_config, weight_files
 
+from .calibration import find_thresholds
 from .home import disk_errors
 from .learning import learning_text
 from .plan import (
@@ -40,7 +41,6 @@ from .plan import (
     DTYPES,
     EMBEDDED_GROUPS_PER_SECOND,
     EMBEDDED_MAX_TOKENS,
-    EMBEDDED_THRESHOLDS,
     LOOSE_BF16,
     LOOSE_FP32,
     Dtype,
@@ -85,12 +85,12 @@ def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: in
     source = Path(plan.model).expanduser() if plan.model else DEFAULT_MODEL
     base = BaseModel.of(source, plan)
     environments = [_environment(key, entry) for key, entry in plan.environments.items()]
-    thresholds = plan_thresholds(plan, base)
     sampling = _sampling(plan, base)
     learning = learning_text(plan.learning, embedded=base.embedded)
     folder = path / "checkpoints" / BASE
     with disk_errors(path):
         _save_base(base, folder)
+    thresholds = plan_thresholds(plan, base, weights_hash(base_tensors(folder)), path.parent.parent)
     manifest = RunManifest(
         name=name,
         created=now,
@@ -134,18 +134,25 @@ def stop_ids(folder: Path) -> list[int]:
     return sorted(found)
 
 
-def plan_thresholds(plan: RunPlan, base: BaseModel) -> Thresholds:
-    """The plan's own, the embedded default's, or loose ones where the plan accepts that."""
-    if plan.thresholds is not None:
-        return plan.thresholds
-    if base.embedded and base.dtype == "float32":
-        return EMBEDDED_THRESHOLDS
+def plan_thresholds(plan: RunPlan, base: BaseModel, weights: bytes, home: Path) -> Thresholds:
+    """The plan's own, those calibrated for these weights, or loose ones where the plan accepts that."""
+    found = plan.thresholds or find_thresholds(weights, base.dtype, home)
+    if found is not None:
+        return found
     if not plan.uncalibrated:
         raise LocalError(
-            f"The verification thresholds were not calibrated for {base.source} in {base.dtype}: add "
-            "--uncalibrated to start with loose ones, or give a [thresholds] table in --config FILE.toml."
+            f"The verification thresholds were not calibrated for {base.source} in {base.dtype}: run "
+            f"`nous-node calibrate {base.source} --dtype {base.dtype}` first, or add --uncalibrated to start "
+            "with loose ones."
         )
     return LOOSE_FP32 if base.dtype == "float32" else LOOSE_BF16
+
+
+def base_tensors(folder: Path) -> dict[str, bytes]:
+    """SHA-256 of each tensor of a checkpoint folder, from however many files. Imports torch."""
+    from nous_node.trainer.checkpoint import tensor_hashes
+
+    return {name: digest for file in weight_files(folder) for name, digest in tensor_hashes(file).items()}
 
 
 def read_json(path: Path) -> dict[str, object]:

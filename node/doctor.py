@@ -25,11 +25,12 @@ import psutil
 from nous_node.protocol.checkpoints import files_hash
 from nous_node.protocol.errors import NousError
 
+from .calibration import embedded_thresholds
 from .cli_exit import Exit
 from .config import DEFAULT_PORT, parse_device
 from .device import devices, missing
 from .home import Home, HomeBusyError
-from .plan import DEFAULT_MODEL, DEFAULT_MODEL_HASH, EMBEDDED_THRESHOLDS
+from .plan import DEFAULT_MODEL, DEFAULT_MODEL_HASH
 from .wording import plural, printable, size
 
 NEEDED_PYTHON = (3, 11)
@@ -193,15 +194,15 @@ def check_reproducibility(device: str = "cpu") -> Check:
     if missing(device):
         return Check("reproducibility", "problem", f"not measured: there is no {device} here.")
     measured = self_test(device)
-    limits = EMBEDDED_THRESHOLDS
+    limits = embedded_thresholds()
     text = (
-        f"log-probs differ by {measured.logprob_mad:.1e} (limit {limits.logprob_mad:.0e}), draws by "
-        f"{measured.distance_mean:.1e} in the mean ({limits.distance_mean:.0e}) and "
+        f"log-probs differ by {measured.logprob_mad:.1e} (limit {limits.logprobs.limit:.0e}), draws by "
+        f"{measured.distance_mean:.1e} in the mean ({limits.distances.limit:.0e}) and "
         f"{measured.distance_max:.1e} at most ({limits.distance_max:.0e})"
     )
     good = (
-        measured.logprob_mad <= limits.logprob_mad
-        and measured.distance_mean <= limits.distance_mean
+        measured.logprob_mad <= limits.logprobs.limit
+        and measured.distance_mean <= limits.distances.limit
         and measured.distance_max <= limits.distance_max
     )
     if not good:

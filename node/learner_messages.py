@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from nous_node.protocol.checkpoints import FileEntry
-from nous_node.protocol.receipts import Receipt
+from nous_node.protocol.receipts import Receipt, State
+
+from .statistics import Drift
 
 
 class Open(msgspec.Struct, tag=True):
@@ -41,12 +43,20 @@ class Candidate(msgspec.Struct):
     levels: dict[str, int]
     accepted: bool
     """Judged before (by a learner that is gone): it goes into the next batch unverified."""
+    state: State = "probation"
+    """How its key stands. [REP-1]"""
+    drift: Drift = Drift()
+    """Sums of its key, where the learner has none."""
+    audit: bool = True
+    """Whether its tokens are recomputed; drawn when it had arrived. [VER-13]"""
 
 
 class Verify(msgspec.Struct, tag=True):
     """Judge these, and train once enough are accepted."""
 
     groups: list[Candidate]
+    distrusted: list[bytes] = []
+    """Keys whose groups that wait for an update are not to be trained on any more."""
 
 
 class Published(msgspec.Struct, tag=True):
@@ -70,6 +80,8 @@ class Judged(msgspec.Struct):
     """Why it is refused, for people."""
     reward: float = 0.0
     """Mean over the group, recomputed."""
+    drift: Drift | None = None
+    """Sums of its key with this group, where it was audited."""
 
 
 class Verdicts(msgspec.Struct, tag=True):
@@ -90,6 +102,10 @@ class Updated(msgspec.Struct, tag=True):
     levels: dict[str, int]
     stats: dict[str, float]
     eval: dict[str, float]
+    good: int = 0
+    """Version that a collapse would be rolled back to: its folders are kept."""
+    rolled_back: int | None = None
+    """The version whose weights these are again, because the policy had collapsed. [VER-15]"""
 
 
 class Rested(msgspec.Struct, tag=True):

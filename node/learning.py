@@ -50,6 +50,10 @@ class Learning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Count = 1
     token_budget: Count = 4096
     count_flat: bool = False
+    audit: Share = 1.0
+    peer_share: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    probation_share: Annotated[float, Meta(gt=0, le=1)] = 0.25
+    collapse: Share = 0.5
 
     def update_config(self, temperature: float, max_tokens: int) -> UpdateConfig:
         """The trainer's form of it; the run's sampling rules complete it. Imports torch."""
@@ -112,6 +116,10 @@ EXPLAINED: Mapping[str, str] = {
     "minibatches": "optimizer steps over the groups of an update",
     "epochs": "times the groups are gone through",
     "token_budget": "tokens of one forward pass; lower it if memory runs out",
+    "audit": "share of an active key's groups whose tokens are recomputed; all of any other key's are",
+    "peer_share": "largest share of an update that one key has, where five or more take part",
+    "probation_share": "largest share of an update that keys on probation have together, where others are",
+    "collapse": "rolled back when held-out accuracy falls below this share of the best; 0: never",
     "count_flat": "whether groups without signal count in the mean of the loss",
 }
 

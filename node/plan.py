@@ -1,7 +1,7 @@
 """What a person decides about a new run, and the defaults that fit its model.
 
-A TOML file under `init --config` holds a `RunPlan`; flags go over it. Thresholds are constants here because
-they were measured: a run with another model needs its own, or an explicit word that they are loose.
+A TOML file under `init --config` holds a `RunPlan`; flags go over it. Thresholds are measured for a model
+(`calibrations`): a run with another one needs its own, or an explicit word that they are loose.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from nous_node.protocol.constants import MAX_ENVELOPE
 from nous_node.protocol.errors import LocalError
-from nous_node.protocol.runs import Setting, Thresholds
+from nous_node.protocol.runs import Bound, Setting, Thresholds
 from nous_node.trainer import model_folder
 
 DEFAULT_ENVIRONMENT = "sort-digits"
@@ -34,38 +34,33 @@ DTYPES: dict[str, Dtype] = {
 }
 """What inference computes in, by how the weights are stored."""
 
-EMBEDDED_THRESHOLDS = Thresholds(
-    # tests/bench/bench_thresholds.py: 1,000 honest groups of the base reach 8.6e-7 on one x86 machine under
-    # three sets of vector instructions; SmolLM2 in fp32 reaches 1.3e-5. The margin is for other BLAS
-    # libraries and processors, which were not measured. It may miss weights off by a relative 1e-3, whose
-    # groups begin at 2.9e-5.
-    logprob_mad=1e-4,
-    # Honest: 8.0e-9. On SmolLM2 another sampler key, temperature or one edited token gave 1e-2 and more.
-    distance_mean=1e-5,
-    # Honest: 2.7e-7 in one token. An edited token gives 0.1 to 1.
-    distance_max=1e-3,
-    # Rewards are shares of a few positions, computed in doubles on both sides.
-    reward=1e-6,
-    calibrated="embedded default, fp32, 1000 honest groups on one x86 machine at most 8.6e-7, 8e-9, 2.7e-7",
-)
-
 LOOSE_FP32 = Thresholds(
     # Ten times the embedded default's, by analogy only: a larger model sums longer rows.
-    logprob_mad=1e-3,
-    distance_mean=1e-4,
+    logprobs=Bound(1e-4, 1e-4, 1e-3),
+    distances=Bound(1e-5, 1e-5, 1e-4),
     distance_max=1e-2,
+    tokens=64,
+    drift_slack=3.0,
+    drift_limit=1e3,
+    stop_probability=1e-9,
     reward=1e-6,
+    verifier="float32",
     calibrated="not calibrated",
 )
 
 LOOSE_BF16 = Thresholds(
     # SmolLM2-135M in bf16: honest rollouts reach .10, so half as much again.
-    logprob_mad=0.15,
+    logprobs=Bound(0.04, 0.01, 0.15),
     # Honest rollouts reach 3.2e-3; temperature 0.9 has a median of 5.5e-3, so this is no sharp check.
-    distance_mean=6e-3,
+    distances=Bound(1.3e-3, 5e-4, 6e-3),
     # Honest tokens reach 4e-2; what cheats shows far more often in the mean than in one token.
     distance_max=0.25,
+    tokens=64,
+    drift_slack=3.0,
+    drift_limit=1e3,
+    stop_probability=1e-9,
     reward=1e-6,
+    verifier="float32",
     calibrated="not calibrated",
 )
 

@@ -14,10 +14,9 @@ from nous_node.protocol.encoding import read
 from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.identity import Identity
-from nous_node.trainer.model_folder import weight_files
 
 from .blobs import BlobIndex, verify_folder
-from .create import folder_entries
+from .create import base_tensors, folder_entries
 from .following import Following, Head, now_ms
 from .home import DamagedError
 from .learner_messages import Updated
@@ -196,10 +195,3 @@ def _is_whole(head: Head, folder: Path) -> bool:
     except RemoteError:
         return False
     return True
-
-
-def base_tensors(folder: Path) -> dict[str, bytes]:
-    """SHA-256 of each tensor of a checkpoint folder, from however many files. Imports torch."""
-    from nous_node.trainer.checkpoint import tensor_hashes
-
-    return {name: digest for file in weight_files(folder) for name, digest in tensor_hashes(file).items()}

@@ -28,6 +28,7 @@ from nous_node.trainer.policy import Policy
 from nous_node.trainer.prefill import Recomputed, Recorded, prefill
 
 from .learner_messages import Candidate
+from .statistics import Figures, check_figures
 
 REPLAY_SECONDS = 60.0
 """For the prompts and rewards of one group: no scorer takes a minute."""
@@ -115,7 +116,7 @@ class Verifier:
         outcomes: list[RemoteError | None] = []
         for group in groups:
             mine = [next(results) for _ in group.trajectories]
-            outcomes.append(_judged(group, mine, thresholds, seeded=rules.mode == "seeded"))
+            outcomes.append(_outcome(group, mine, thresholds, seeded=rules.mode == "seeded"))
         return outcomes
 
 
@@ -167,33 +168,29 @@ def _arrays(group: RolloutGroup, number: int, assignment: Assignment, form: str)
     )
 
 
-def _judged(
-    group: CheckedGroup, recomputed: Sequence[Recomputed], thresholds: Thresholds, seeded: bool
+def _figures(group: CheckedGroup, recomputed: Sequence[Recomputed], *, seeded: bool) -> list[Figures]:
+    """Of each trajectory."""
+    return [
+        Figures.of(one.logprobs, found.logprobs, found.distances if seeded else None)
+        for one, found in zip(group.trajectories, recomputed, strict=True)
+    ]
+
+
+def _check(group: CheckedGroup, parts: Sequence[Figures], thresholds: Thresholds) -> None:
+    figures = Figures.together(parts)
+    if not figures.tokens:
+        raise RemoteError(Code.SEGMENTS, "The group has no sampled token.")
+    check_figures(figures, thresholds, "group")
+    for part in parts:
+        if part.tokens:
+            check_figures(part, thresholds, "trajectory")
+
+
+def _outcome(
+    group: CheckedGroup, recomputed: Sequence[Recomputed], thresholds: Thresholds, *, seeded: bool
 ) -> RemoteError | None:
-    reported = np.concatenate([one.logprobs for one in group.trajectories])
-    logprobs = np.concatenate([one.logprobs for one in recomputed])
-    distances = np.concatenate([one.distances for one in recomputed])
-    if not len(reported):
-        return RemoteError(Code.SEGMENTS, "The group has no sampled token.")
-    mad = float(np.abs(reported.astype(np.float64) - logprobs).mean())
-    if not mad <= thresholds.logprob_mad:
-        return RemoteError(
-            Code.LOGPROB_MISMATCH,
-            "The reported log-probs differ from those of the checkpoint.",
-            measured=mad,
-            threshold=thresholds.logprob_mad,
-        )
-    if not seeded:
-        return None
-    for measured, threshold in (
-        (float(distances.mean()), thresholds.distance_mean),
-        (float(distances.max()), thresholds.distance_max),
-    ):
-        if not measured <= threshold:
-            return RemoteError(
-                Code.SAMPLING_MISMATCH,
-                "The tokens are not those that the assigned randomness draws from the checkpoint.",
-                measured=measured,
-                threshold=threshold,
-            )
+    try:
+        _check(group, _figures(group, recomputed, seeded=seeded), thresholds)
+    except RemoteError as error:
+        return error
     return None

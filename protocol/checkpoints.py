@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -17,6 +17,7 @@ from msgspec import Meta
 from .constants import (
     CHUNK,
     DOMAIN_FILES,
+    DOMAIN_WEIGHTS,
     MAX_CHECKPOINT_BYTES,
     MAX_CHUNK,
     MAX_FILES,
@@ -94,6 +95,12 @@ def checkpoint_hash(manifest: bytes) -> bytes:
 def files_hash(files: list[FileEntry]) -> bytes:
     """Names the content of a checkpoint independent of version and beacon; a run's `base`."""
     return hashlib.sha256(DOMAIN_FILES + encode(files)).digest()
+
+
+def weights_hash(tensors: Mapping[str, bytes]) -> bytes:
+    """Names weights by the hashes of their tensors, in whatever files they lie: what verification thresholds
+    are calibrated for. [CKP-12]"""
+    return hashlib.sha256(DOMAIN_WEIGHTS + encode(dict(tensors))).digest()
 
 
 def file_entry(path: str, blocks: Iterable[bytes], chunk: int = CHUNK) -> FileEntry:

@@ -38,6 +38,7 @@ class Code(StrEnum):
     SEQUENCE_REUSED = "sequence-reused"
     RATE = "rate"
     QUARANTINED = "quarantined"
+    BANNED = "banned"
     UNKNOWN_CHECKPOINT = "unknown-checkpoint"
     STALE = "stale"
     WRONG_ROLE = "wrong-role"
@@ -47,6 +48,7 @@ class Code(StrEnum):
     KEY_TOO_NEW = "key-too-new"
     COUNTER_REUSED = "counter-reused"
     COUNTER_GAP = "counter-gap"
+    WITHHELD = "withheld"
     WRONG_ENVIRONMENT = "wrong-environment"
     # structure [ROL-*]
     GROUP_SIZE = "group-size"
@@ -63,6 +65,10 @@ class Code(StrEnum):
     LOGPROB_MISMATCH = "logprob-mismatch"
     SAMPLING_MISMATCH = "sampling-mismatch"
     ENVIRONMENT_FAILED = "environment-failed"
+    COPIED = "copied"
+    REPETITION = "repetition"
+    DRIFT = "drift"
+    WRONG_CHECKPOINT = "wrong-checkpoint"
     # checkpoints [CKP-*]
     HASH_MISMATCH = "hash-mismatch"
     PATH = "path"

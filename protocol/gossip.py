@@ -39,6 +39,9 @@ HELLO_RATE = 0.2
 HELLO_BURST = 4.0
 """Hellos at once: a node that is started again and again."""
 
+THROTTLE = 8.0
+"""What one group of a throttled key counts for: it may send an eighth of what others may. [GOS-6]"""
+
 MAX_HELLO = 4_096
 """Bytes of a hello's content: five names, and room for what a revision adds."""
 
@@ -59,6 +62,7 @@ IGNORED = frozenset(
         Code.SEQUENCE_REUSED,
         Code.RATE,
         Code.QUARANTINED,
+        Code.BANNED,
         Code.UNKNOWN_CHECKPOINT,
         Code.STALE,
         Code.BUSY,
@@ -192,18 +196,18 @@ class Bucket:
     def full(cls, rate: Rate, now: int) -> Bucket:
         return cls(rate.burst, now)
 
-    def take(self, rate: Rate, now: int) -> None:
-        """Takes one, or raises RemoteError(RATE). [GOS-6]"""
+    def take(self, rate: Rate, now: int, cost: float = 1.0) -> None:
+        """Takes `cost`, or raises RemoteError(RATE). [GOS-6]"""
         self.level = min(rate.burst, self.level + rate.per_second * max(0, now - self.at) / 1000)
         self.at = max(self.at, now)
-        if self.level < 1:
+        if self.level < min(cost, rate.burst):
             raise RemoteError(
                 Code.RATE,
                 f"The sender exceeds {rate.per_second} messages a second.",
                 measured=rate.per_second,
                 threshold=rate.per_second,
             )
-        self.level -= 1
+        self.level -= min(cost, rate.burst)
 
 
 @dataclass(slots=True)
@@ -216,13 +220,13 @@ class Buckets:
     swept: int = 0
     """Unix milliseconds of the last sweep."""
 
-    def take(self, key: bytes, now: int) -> None:
-        """Takes one of `key`'s, or raises RemoteError(RATE | BUSY). [GOS-6] [GOS-9]"""
+    def take(self, key: bytes, now: int, cost: float = 1.0) -> None:
+        """Takes `cost` of `key`'s, or raises RemoteError(RATE | BUSY). [GOS-6] [GOS-9]"""
         bucket = self.by_key.get(key)
         if bucket is None:
             self._make_room(now)
             bucket = self.by_key[key] = Bucket.full(self.rate, now)
-        bucket.take(self.rate, now)
+        bucket.take(self.rate, now, cost)
 
     def _make_room(self, now: int) -> None:
         if len(self.by_key) < MAX_SENDERS:
@@ -253,6 +257,9 @@ class GossipView:
     """Highest version known; -1 before the first."""
     quarantined: dict[bytes, int] = field(default_factory=dict)
     """Key -> Unix milliseconds at which its quarantine ends."""
+    banned: set[bytes] = field(default_factory=set)
+    throttled: set[bytes] = field(default_factory=set)
+    """Keys that may send a THROTTLE-th of what others may."""
     groups: Buckets = field(init=False)
     hellos: Buckets = field(init=False)
 
@@ -279,10 +286,12 @@ def judge_rollout(view: GossipView, shard: int, data: bytes, now: int) -> Judgem
 
     def stand(envelope: Envelope) -> None:
         sender = envelope.head.sender
-        _check_quarantine(view, sender, now)
+        _check_standing(view, sender, now)
         view.memory.check_share(sender)
-        buckets = view.hellos if envelope.head.kind == Kind.HELLO else view.groups
-        buckets.take(sender, now)
+        if envelope.head.kind == Kind.HELLO:
+            view.hellos.take(sender, now)
+        else:
+            view.groups.take(sender, now, THROTTLE if sender in view.throttled else 1.0)
 
     def open_body(envelope: Envelope) -> Body:
         if envelope.head.kind == Kind.HELLO:
@@ -378,7 +387,9 @@ def _judge(view: GossipView, data: bytes, now: int, topic: _Topic) -> Judgement:
         return Judgement(verdict, error, envelope)
 
 
-def _check_quarantine(view: GossipView, sender: bytes, now: int) -> None:
+def _check_standing(view: GossipView, sender: bytes, now: int) -> None:
+    if sender in view.banned:  # [GOS-10]
+        raise RemoteError(Code.BANNED, "The sender may take no part in this run any more.")
     until = view.quarantined.get(sender)  # [GOS-10]
     if until is not None and now < until:
         raise RemoteError(

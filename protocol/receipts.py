@@ -35,10 +35,37 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """Trained tokens credited; 0 when refused."""
 
 
-class Receipts(msgspec.Struct, frozen=True):
+State = Literal["probation", "active", "throttled", "quarantine", "banned"]
+"""How a trainer treats a key. [REP-1]"""
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True):
+    """`[peer, state, accepted, refused, credit, debit, rank, of, until]`: how a key stands in the run."""
+
+    peer: Hash
+    state: State
+    accepted: Uint
+    """Groups."""
+    refused: Uint
+    """Groups."""
+    credit: Uint
+    """Trained tokens credited, before debits."""
+    debit: Uint
+    """Trained tokens taken off for tasks that were withheld. [TSK-7]"""
+    rank: Uint
+    """1 for the most credit less debit; 0 without any."""
+    of: Uint
+    """Keys with a rank."""
+    until: Uint
+    """Unix milliseconds at which a quarantine ends; 0 where there is none."""
+
+
+class Receipts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of a `receipts` envelope."""
 
-    items: Annotated[list[Receipt], Meta(min_length=1, max_length=MAX_RECEIPTS)]
+    items: Annotated[list[Receipt], Meta(max_length=MAX_RECEIPTS)]
+    standings: Annotated[list[Standing], Meta(max_length=MAX_RECEIPTS)] = []
+    """Of keys whose receipts are here or were not long ago, now and then. [RCP-6]"""
 
     def to_bytes(self) -> bytes:
         return encode(self)

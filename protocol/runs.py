@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -84,19 +85,56 @@ class SamplingRules(msgspec.Struct, frozen=True):
     """Wire format of log-probs."""
 
 
-class Thresholds(msgspec.Struct, frozen=True):
-    """Largest values that a group of honest rollouts shows, with a margin. Spec: `specs/08`."""
+class Bound(msgspec.Struct, frozen=True):
+    """A statistic of honest rollouts: its mean over the trained tokens of a group. [VER-10]"""
 
-    logprob_mad: Positive
-    """Mean absolute difference of reported and recomputed log-probs, per group."""
-    distance_mean: Positive
-    """Mean distance d of the uniform from the token's interval, per group."""
+    mean: Positive
+    """What honest groups show on average, under the engine that differs most."""
+    deviation: Positive
+    """Standard deviation over honest groups of `Thresholds.tokens` trained tokens."""
+    limit: Positive
+    """Largest value for a group of `Thresholds.tokens` trained tokens."""
+
+    def at(self, tokens: int, reference: int) -> float:
+        """The limit for a mean over `tokens` trained tokens, where `limit` is for `reference` of them: a
+        mean over fewer tokens strays further from what is usual, by the root of their number. [VER-10]"""
+        return self.mean + (self.limit - self.mean) * math.sqrt(max(1.0, reference / max(1, tokens)))
+
+    def deviations(self, value: float, tokens: int, reference: int) -> float:
+        """How many standard deviations `value`, a mean over `tokens` trained tokens, lies above the honest
+        mean. [VER-11]"""
+        return (value - self.mean) / (self.deviation * math.sqrt(max(1.0, reference / max(1, tokens))))
+
+
+class Thresholds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What honest rollouts show, with a margin. Spec: `specs/08`."""
+
+    logprobs: Bound
+    """Mean absolute difference of reported and recomputed log-probs."""
+    distances: Bound
+    """Mean distance d of the uniform from the token's interval."""
     distance_max: Positive
     """Largest d of one token."""
+    tokens: Annotated[int, Meta(ge=1)]
+    """Trained tokens that the two bounds are for."""
+    drift_slack: Positive
+    """Standard deviations above the honest mean that a peer's groups may lie in the long run. [VER-11]"""
+    drift_limit: Positive
+    """Largest sum of what lies above that. [VER-11]"""
+    stop_probability: Annotated[float, Meta(ge=0, le=1)]
+    """Smallest recomputed probability of a sampled stop token. [VER-8]"""
     reward: Annotated[float, Meta(ge=0)]
     """Largest absolute difference of the claimed and the recomputed reward."""
+    verifier: Literal["float32", "bfloat16", "float16"]
+    """What the verifier computes in."""
     calibrated: Name
     """On what they were calibrated, in words, or `not calibrated`."""
+    groups: Uint = 0
+    """Honest groups that they were calibrated on; 0: not calibrated."""
+    false_refusals: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Upper bound (95 %) on the share of honest groups that they refuse."""
+    model: Hash | None = None
+    """`checkpoints.weights_hash` of the weights that they were calibrated for."""
 
 
 class Limits(msgspec.Struct, frozen=True):

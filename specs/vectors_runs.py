@@ -24,7 +24,13 @@ from vectors_world import (
     sealed,
 )
 
-from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, checkpoint_hash, files_hash
+from nous_node.protocol.checkpoints import (
+    CheckpointManifest,
+    FileEntry,
+    checkpoint_hash,
+    files_hash,
+    weights_hash,
+)
 from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Receipts, accepted
@@ -218,11 +224,12 @@ def checkpoints() -> list[dict[str, Any]]:
             value=tagged(decode(manifest.to_bytes(), 1 << 20)),
             hash=checkpoint_hash(manifest.to_bytes()).hex(),
             files_hash=files_hash(manifest.files).hex(),
+            weights_hash=weights_hash(manifest.tensors).hex(),
             contents=[content.hex() for content in contents],
             envelope=sealed(TRAINER, "checkpoint", manifest.to_bytes()).hex(),
         )
         for comment, rule, manifest in (
-            ("version 0 of the run", "CKP-1 CKP-2 CKP-5 CKP-7 CKP-9", BASE),
+            ("version 0 of the run", "CKP-1 CKP-2 CKP-5 CKP-7 CKP-9 CKP-12", BASE),
             ("version 1", "CKP-8 CKP-9", later),
             ("an empty file has no chunk", "CKP-5", replace(later, files=[FILES[0], FileEntry("z.txt", 0, 16_384, b"")])),
         )
@@ -307,8 +314,16 @@ def receipts() -> list[dict[str, Any]]:
         ("a further element is ignored", "ENC-10", {"items": [[*refusal, "note"]]}),
         ("whole numbers as integers where floats stand", "ENC-12", {"items": [[*refusal[:4], 3, 2, 0]]}),
     ]
-    bad: list[tuple[str, str, Any]] = [
+    standing = [ALICE.key, "quarantine", 12, 3, 640, 80, 2, 5, 1_750_000_060_000]
+    fine += [
         ("no receipt", "RCP-2", {"items": []}),
+        ("a standing", "RCP-2", {"items": [], "standings": [standing]}),
+        ("receipts and standings", "RCP-2", {"items": [refusal], "standings": [standing, standing]}),
+    ]
+    bad: list[tuple[str, str, Any]] = [
+        ("a state of its own", "RCP-2", {"items": [], "standings": [[ALICE.key, "king", *standing[2:]]]}),
+        ("a standing without its end", "RCP-2", {"items": [], "standings": [standing[:-1]]}),
+        ("a negative debit", "RCP-2", {"items": [], "standings": [[*standing[:5], -1, *standing[6:]]]}),
         ("a verdict of its own", "RCP-2", {"items": [[*refusal[:2], "maybe", "", None, None, 0]]}),
         ("a code with a terminal's escape", "RCP-2", {"items": [[*refusal[:3], "\x1b[2J", None, None, 0]]}),
         ("a negative credit", "RCP-2", {"items": [[*refusal[:6], -1]]}),

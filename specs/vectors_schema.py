@@ -78,6 +78,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "value?": VALUE,
         "hash?": HEX,
         "files_hash?": HEX,
+        "weights_hash?": HEX,
         "contents?": TEXTS,
         "code?": CODE,
     },

@@ -19,6 +19,7 @@ from nous_node.protocol.rollouts import (
     pack_tokens,
 )
 from nous_node.protocol.runs import (
+    Bound,
     EnvironmentEntry,
     Limits,
     ModelFacts,
@@ -54,7 +55,18 @@ MANIFEST = RunManifest(
     group=2,
     staleness=2,
     shards=4,
-    thresholds=Thresholds(1e-4, 1e-5, 1e-3, 1e-6, "not calibrated"),
+    thresholds=Thresholds(
+        logprobs=Bound(1e-5, 1e-5, 1e-4),
+        distances=Bound(1e-6, 1e-6, 1e-5),
+        distance_max=1e-3,
+        tokens=40,
+        drift_slack=2.0,
+        drift_limit=20.0,
+        stop_probability=1e-9,
+        reward=1e-6,
+        verifier="float32",
+        calibrated="not calibrated",
+    ),
     limits=Limits(0.05, 100_000),
 )
 RUN = run_id(MANIFEST.to_bytes())

@@ -38,6 +38,7 @@ from nous_node.protocol.rollouts import (
     pack_tokens,
 )
 from nous_node.protocol.runs import (
+    Bound,
     EnvironmentEntry,
     Limits,
     ModelFacts,
@@ -96,7 +97,18 @@ def manifest() -> RunManifest:
         group=GROUP,
         staleness=4,
         shards=1,
-        thresholds=Thresholds(1.0, 1.0, 1.0, 1.0, "not calibrated"),
+        thresholds=Thresholds(
+            logprobs=Bound(1e-5, 1e-5, 1e-4),
+            distances=Bound(1e-6, 1e-6, 1e-5),
+            distance_max=1e-3,
+            tokens=40,
+            drift_slack=2.0,
+            drift_limit=20.0,
+            stop_probability=1e-9,
+            reward=1e-6,
+            verifier="float32",
+            calibrated="not calibrated",
+        ),
         limits=Limits(1e6, 1_000_000),
     )
 

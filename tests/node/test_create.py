@@ -10,12 +10,12 @@ import msgspec
 import pytest
 
 from nous_node.envs.errors import EnvError
+from nous_node.node.calibration import embedded_thresholds
 from nous_node.node.create import create_run, folder_entries, stop_ids
 from nous_node.node.learning import EXPLAINED, Learning, learning_text, read_learning
 from nous_node.node.plan import (
     DEFAULT_MODEL,
     DEFAULT_MODEL_HASH,
-    EMBEDDED_THRESHOLDS,
     LOOSE_BF16,
     EnvironmentPlan,
     RunPlan,
@@ -48,7 +48,7 @@ def test_run_of_the_embedded_default_is_complete_and_opens_again(tmp_path: Path)
     assert opened.run == run_id(manifest.to_bytes())
     assert (manifest.name, manifest.root, manifest.trainers) == ("first", ROOT.key, [ROOT.key])
     assert manifest.base == files_hash(folder_entries(opened.checkpoint(0)))
-    assert manifest.thresholds == EMBEDDED_THRESHOLDS
+    assert manifest.thresholds == embedded_thresholds()
     assert (manifest.sampling.mode, manifest.sampling.stop, manifest.sampling.logprobs) == (
         "seeded",
         [258],

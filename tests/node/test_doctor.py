@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nous_node.node import doctor
+from nous_node.node.calibration import embedded_thresholds
 from nous_node.node.doctor import (
     Check,
     check_clock,
@@ -21,7 +22,6 @@ from nous_node.node.doctor import (
     print_checks,
 )
 from nous_node.node.home import Home
-from nous_node.node.plan import EMBEDDED_THRESHOLDS
 from nous_node.protocol.errors import LocalError
 
 
@@ -108,7 +108,7 @@ def test_little_disk_is_noted_and_none_is_a_problem(tmp_path: Path, monkeypatch:
 
 
 def test_engine_that_computes_other_numbers_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = EMBEDDED_THRESHOLDS.distance_max
+    limit = embedded_thresholds().distance_max
     monkeypatch.setattr(doctor, "self_test", lambda device: doctor.SelfTest(0.0, 0.0, 2 * limit))
     check = check_reproducibility()
     assert check.state == "problem"

@@ -392,6 +392,7 @@ def test_ignored_codes_are_those_that_depend_on_time_order_or_knowledge() -> Non
         "sequence-reused",
         "rate",
         "quarantined",
+        "banned",
         "unknown-checkpoint",
         "stale",
         "busy",

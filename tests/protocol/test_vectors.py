@@ -220,6 +220,7 @@ def drive_checkpoint(case: Case) -> None:
     assert encode(untagged(case["value"])) == manifest == checkpoint.to_bytes()
     assert checkpoints.checkpoint_hash(manifest).hex() == case["hash"]
     assert checkpoints.files_hash(checkpoint.files).hex() == case["files_hash"]
+    assert checkpoints.weights_hash(checkpoint.tensors).hex() == case["weights_hash"]
     for entry, content in zip(checkpoint.files, map(raw, case["contents"]), strict=True):
         pieces = [content[start : start + entry.chunk] for start in range(0, len(content), entry.chunk)]
         assert checkpoints.file_entry(entry.path, pieces, entry.chunk) == entry

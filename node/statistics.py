@@ -1,0 +1,161 @@
+"""What recomputed log-probs and distances say of a trajectory, a group and a peer. Spec: `specs/08`.
+
+Three questions, from coarse to fine:
+
+    is this trajectory, and this group, what the named checkpoint samples?     check_figures   [VER-4] [VER-5]
+    is this peer a little off, group after group?                              Drift           [VER-11]
+    does this peer sample with the version before the one it names?            Evidence        [VER-12]
+
+The first compares means with limits that were calibrated on honest rollouts, the second sums up what lies
+above the honest mean (a one-sided CUSUM: Page, "Continuous Inspection Schemes", 1954), the third is a matched
+filter: where the versions differ, the reported log-probs lean towards one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.runs import Thresholds
+
+MAX_DEVIATIONS = 4.0
+"""What one group may add to a peer's sum: a single odd group is the group's fault, not a drift."""
+
+MAX_EVIDENCE = 20.0
+"""Largest log-likelihood ratio of a peer's groups for the version before the one they name. Chance reaches
+it with a probability of e^-20 a group."""
+
+NOISE_FLOOR = 1e-7
+"""Log-probs travel as float32: two of them never agree better than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Means over trained tokens."""
+
+    tokens: int
+    logprob: float
+    """Mean |reported - recomputed|."""
+    distance: float
+    """Mean d; 0 in a run without seeded sampling."""
+    largest: float
+    """Largest d of one token."""
+
+    @classmethod
+    def of(
+        cls,
+        reported: NDArray[np.float32],
+        recomputed: NDArray[np.float32],
+        distances: NDArray[np.float64] | None,
+    ) -> Figures:
+        """Of N tokens: three arrays [N]; no `distances` in a run without seeded sampling."""
+        if not len(reported):
+            return cls(0, 0.0, 0.0, 0.0)
+        logprob = float(np.abs(reported.astype(np.float64) - recomputed).mean())
+        if distances is None:
+            return cls(len(reported), logprob, 0.0, 0.0)
+        return cls(len(reported), logprob, float(distances.mean()), float(distances.max()))
+
+    @classmethod
+    def together(cls, parts: Sequence[Figures]) -> Figures:
+        """Of all their tokens."""
+        tokens = sum(part.tokens for part in parts)
+        if not tokens:
+            return cls(0, 0.0, 0.0, 0.0)
+        logprob = sum(part.tokens * part.logprob for part in parts) / tokens
+        distance = sum(part.tokens * part.distance for part in parts) / tokens
+        return cls(tokens, logprob, distance, max(part.largest for part in parts))
+
+
+def check_figures(figures: Figures, thresholds: Thresholds, what: str) -> None:
+    """RemoteError(LOGPROB_MISMATCH | SAMPLING_MISMATCH) where a mean or a token is beyond its limit. A value
+    that is not a number fails. `what`: `group` or `trajectory`. [VER-4] [VER-5] [VER-10]"""
+    reference = thresholds.tokens
+    limit = thresholds.logprobs.at(figures.tokens, reference)
+    if not figures.logprob <= limit:
+        raise RemoteError(
+            Code.LOGPROB_MISMATCH,
+            f"The reported log-probs of a {what} differ from those of the checkpoint.",
+            measured=figures.logprob,
+            threshold=limit,
+        )
+    limit = thresholds.distances.at(figures.tokens, reference)
+    for measured, threshold in ((figures.distance, limit), (figures.largest, thresholds.distance_max)):
+        if not measured <= threshold:
+            raise RemoteError(
+                Code.SAMPLING_MISMATCH,
+                f"The tokens of a {what} are not what the assigned randomness draws from the checkpoint.",
+                measured=measured,
+                threshold=threshold,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """For one group: how much better another checkpoint explains the reported log-probs. [VER-12]"""
+
+    ratio: float
+    """Log-likelihood ratio: positive where the other checkpoint explains them better."""
+
+    @classmethod
+    def of(
+        cls, reported: NDArray[np.float32], named: NDArray[np.float32], other: NDArray[np.float32]
+    ) -> Evidence:
+        """Log-probs [N] as reported, under the named and under the other checkpoint.
+
+        With r = reported - named and delta = other - named: r is noise of variance s2 if the named checkpoint
+        sampled, and delta plus noise if the other one did. ratio = sum(r delta) / s2 - sum(delta^2) / (2 s2).
+        """
+        r = reported.astype(np.float64) - named
+        delta = other.astype(np.float64) - named
+        if not len(r):
+            return cls(0.0)
+        noise = max(float(np.mean(r * r)), NOISE_FLOOR**2)
+        return cls(float(np.dot(r, delta) - np.dot(delta, delta) / 2) / noise)
+
+
+class Drift(msgspec.Struct, frozen=True, array_like=True):
+    """Three sums over a peer's groups; all are 0 for a peer that nothing is known of, and fall back to 0
+    with honest groups. [VER-11] [VER-12]"""
+
+    logprob: float = 0.0
+    distance: float = 0.0
+    previous: float = 0.0
+
+    def after(self, figures: Figures, evidence: Evidence | None, thresholds: Thresholds) -> Drift:
+        """With one more group. `evidence`: against the version before the one it names, where measured."""
+        reference, slack = thresholds.tokens, thresholds.drift_slack
+
+        def added(total: float, deviations: float) -> float:
+            return max(0.0, total + min(deviations, MAX_DEVIATIONS) - slack)
+
+        bounds = thresholds.logprobs, thresholds.distances
+        ratio = 0.0 if evidence is None else evidence.ratio
+        return Drift(
+            added(self.logprob, bounds[0].deviations(figures.logprob, figures.tokens, reference)),
+            added(self.distance, bounds[1].deviations(figures.distance, figures.tokens, reference)),
+            max(0.0, self.previous + ratio),
+        )
+
+    def check(self, thresholds: Thresholds) -> None:
+        """RemoteError(DRIFT | WRONG_CHECKPOINT) where a sum is beyond its limit."""
+        for measured in (self.logprob, self.distance):
+            if measured > thresholds.drift_limit:
+                raise RemoteError(
+                    Code.DRIFT,
+                    "Group after group of this key differs a little more than honest ones do.",
+                    measured=measured,
+                    threshold=thresholds.drift_limit,
+                )
+        if self.previous > MAX_EVIDENCE:
+            raise RemoteError(
+                Code.WRONG_CHECKPOINT,
+                "The groups of this key were sampled with the version before the one that they name.",
+                measured=self.previous,
+                threshold=MAX_EVIDENCE,
+            )
