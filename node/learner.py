@@ -1,6 +1,6 @@
 """The trainer's learner process: verification and learning, and nothing else.
 
-    candidates -> structure, assignment, replay -> prefill under the behaviour policy -> verdicts
+    candidates -> the examiner's verdicts
     accepted groups -> one update as soon as there are enough -> a checkpoint folder -> Updated
 
 It reads the run's folder and writes new checkpoint folders into it; it has no keys, no network and no
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -22,8 +22,7 @@ import numpy as np
 
 from nous_node.envs.environment import Environment, PolicySettings
 from nous_node.envs.registry import make_entry
-from nous_node.protocol.errors import Code, NousError, RemoteError
-from nous_node.protocol.receipts import accepted, refused
+from nous_node.protocol.errors import NousError
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import save_checkpoint, save_private, tensor_hash
 from nous_node.trainer.errors import CheckpointError
@@ -34,6 +33,7 @@ from nous_node.trainer.step import Group, Trajectory, UpdateReport, update
 from .create import folder_entries
 from .curriculum import Curriculum
 from .evaluation import held_out_accuracy
+from .examiner import Examiner
 from .learner_messages import (
     Broken,
     Candidate,
@@ -67,9 +67,7 @@ class Learner:
     learning: Learning
     policy: Policy
     optimizer: Optimizer
-    versions: Versions
-    verifier: Verifier
-    settings: PolicySettings
+    examiner: Examiner
     environments: list[Environment]
     curriculum: Curriculum
     version: int
@@ -92,7 +90,7 @@ class Learner:
         policy = Policy.load(model, manifest.model.dtype, message.device, message.threads)
         policy.folder = folder.checkpoint(0)  # tokenizer and config come from where nothing is ever deleted
         config = learning.update_config(manifest.sampling.temperature, manifest.sampling.max_tokens)
-        verifier = Policy.load(model, manifest.model.dtype, message.device)
+        verifier = Policy.load(model, manifest.thresholds.verifier, message.device)  # [VER-4]
         optimizer = Optimizer(policy, config.optimizer)
         fresh = _resumed(optimizer, folder.optimizer_of(model))
         environments = [make_entry(entry) for entry in manifest.environments]
@@ -105,9 +103,11 @@ class Learner:
             learning=learning,
             policy=policy,
             optimizer=optimizer,
-            versions=Versions(policy, verifier, message.version, message.folders, manifest.staleness + 2),
-            verifier=Verifier(folder.run, manifest, environments),
-            settings=PolicySettings.of(manifest, policy.tokenizer),
+            examiner=Examiner(
+                Verifier(folder.run, manifest, environments),
+                Versions(policy, verifier, message.version, message.folders, manifest.staleness + 2),
+                PolicySettings.of(manifest, policy.tokenizer),
+            ),
             environments=environments,
             curriculum=Curriculum(dict(message.levels), highest, learning.raise_level_at),
             version=message.version,
@@ -126,46 +126,20 @@ class Learner:
 
     def verify(self, candidates: Sequence[Candidate]) -> list[Judged]:
         """A verdict for each; accepted groups are held for the next update."""
-        judged: dict[bytes, Judged] = {}
-        checked: dict[int, list[CheckedGroup]] = {}
-        for candidate in candidates:
-            if candidate.accepted and candidate.version not in self.versions:
-                self.aged.append(candidate.id)
-                judged[candidate.id] = Judged(accepted(candidate.id, candidate.key, 0))
-                continue
-            try:
-                self._check_version(candidate)
-                group = self.verifier.check(candidate, self.settings)
-            except RemoteError as error:
-                judged[candidate.id] = _refused(candidate, error)
-                continue
-            checked.setdefault(candidate.version, []).append(group)
-        for version, groups in checked.items():
-            for group, outcome in zip(groups, self._outcomes(version, groups), strict=True):
-                if outcome is not None:
-                    judged[group.candidate.id] = _refused(group.candidate, outcome)
-                else:
-                    judged[group.candidate.id] = _accepted(group)
-                    self.held.append(group)
-                    self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
-        return [judged[candidate.id] for candidate in candidates]
+        examined = self.examiner.verify(candidates)
+        self.aged += examined.aged
+        self.drop(examined.distrusted)
+        for group in examined.accepted:
+            self.held.append(group)
+            self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
+        return examined.judged
 
-    def _check_version(self, candidate: Candidate) -> None:
-        if candidate.version not in self.versions:
-            raise RemoteError(
-                Code.STALE,
-                "The checkpoint of this group is no longer held for verification.",
-                measured=self.version - candidate.version,
-                threshold=self.folder.manifest.staleness,
-            )
-
-    def _outcomes(self, version: int, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
-        """One prefill for all that were not judged before."""
-        fresh = [group for group in groups if not group.candidate.accepted]
-        if not fresh:
-            return [None] * len(groups)
-        outcomes = iter(self.verifier.check_sampling(self.versions.policy(version), fresh))
-        return [None if group.candidate.accepted else next(outcomes) for group in groups]
+    def drop(self, keys: Collection[bytes]) -> None:
+        """Groups of these keys that were accepted without an audit and are not yet used are not trained on.
+        [VER-13]"""
+        for group in [held for held in self.held if held.candidate.key in keys and not held.candidate.audit]:
+            self.held.remove(group)
+            self.aged.append(group.candidate.id)
 
     # --- learning --------------------------------------------------------------------------------
 
@@ -204,7 +178,7 @@ class Learner:
         save_private(self.optimizer, self.folder.optimizer(self.version), durable=durable)
         if durable:
             self.flushed = time.monotonic()
-        self.versions.remember(self.version, target)
+        self.examiner.versions.remember(self.version, target)
         before = dict(self.curriculum.levels)
         levels = self.curriculum.advance()
         if levels != before:
@@ -241,7 +215,7 @@ class Learner:
     def published(self, message: Published) -> None:
         """A version that was published without an update is the present weights under another number."""
         if message.version > self.version:
-            self.versions.alias(message.version, self.version)
+            self.examiner.versions.alias(message.version, self.version)
             self.version = message.version
 
 
@@ -261,16 +235,6 @@ def _group(group: CheckedGroup) -> Group:
         group.rewards,
         group.candidate.version,
     )
-
-
-def _accepted(group: CheckedGroup) -> Judged:
-    candidate = group.candidate
-    receipt = accepted(candidate.id, candidate.key, group.credit)
-    return Judged(receipt, reward=float(np.mean(group.rewards)))
-
-
-def _refused(candidate: Candidate, error: RemoteError) -> Judged:
-    return Judged(refused(candidate.id, candidate.key, error), str(error))
 
 
 def serve(pipe: ParentPipe[FromLearner, ToLearner]) -> None:

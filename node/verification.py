@@ -72,20 +72,21 @@ class Verifier:
     """Checks groups of one run."""
 
     def __init__(self, run: bytes, manifest: RunManifest, environments: Sequence[Environment]) -> None:
-        self._run, self._manifest, self._environments = run, manifest, environments
+        self.manifest = manifest
+        self._run, self._environments = run, environments
 
     def check(self, candidate: Candidate, settings: PolicySettings) -> CheckedGroup:
         """Everything that needs no model. Raises RemoteError with the code of the first check that fails."""
         group = RolloutGroup.from_bytes(candidate.body)
-        check_structure(group, self._manifest)  # [VER-1]
+        check_structure(group, self.manifest)  # [VER-1]
         assignment = self._assignment(candidate, group)
         environment = self._environments[assignment.environment]
         level = candidate.levels.get(group.env, 0)
         with deadline(REPLAY_SECONDS):
             task = _task(environment, assignment.task_seed, level)
-            made = replay(environment, task, group, settings, self._manifest.thresholds.reward)  # [VER-3]
+            made = replay(environment, task, group, settings, self.manifest.thresholds.reward)  # [VER-3]
         trajectories = [
-            _arrays(group, number, assignment, self._manifest.sampling.logprobs)
+            _arrays(group, number, assignment, self.manifest.sampling.logprobs)
             for number in range(len(group.trajectories))
         ]
         rewards = [one.reward for one in made]
@@ -95,8 +96,8 @@ class Verifier:
     def _assignment(self, candidate: Candidate, group: RolloutGroup) -> Assignment:
         """[VER-2]: the environment is the one that (run, checkpoint, beacon, key, counter) draws."""
         seed = task_seed(self._run, candidate.checkpoint, candidate.beacon, candidate.key, group.counter)
-        assignment = assign(seed, self._manifest.weights, len(group.trajectories))
-        assigned = self._manifest.environments[assignment.environment].id
+        assignment = assign(seed, self.manifest.weights, len(group.trajectories))
+        assigned = self.manifest.environments[assignment.environment].id
         if group.env != assigned:
             raise RemoteError(
                 Code.WRONG_ENVIRONMENT, f"The task belongs to {assigned}, the group to {group.env[:64]!r}."
@@ -106,7 +107,7 @@ class Verifier:
     def check_sampling(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
         """One prefill under the behaviour policy for all groups of one checkpoint: for each group None, or
         why it is refused. [VER-4] [VER-5]"""
-        rules, thresholds = self._manifest.sampling, self._manifest.thresholds
+        rules, thresholds = self.manifest.sampling, self.manifest.thresholds
         recorded = [
             Recorded(one.tokens, one.trained, uniforms(one.key, 0, len(one.logprobs)))
             for group in groups

@@ -43,6 +43,10 @@ class Versions:
     def __contains__(self, version: int) -> bool:
         return version in self._folders
 
+    @property
+    def newest(self) -> int:
+        return max(self._folders)
+
     def remember(self, version: int, folder: Path) -> None:
         """The training policy as it is now is `version`, and is stored in `folder`."""
         self._folders[version] = folder
