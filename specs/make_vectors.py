@@ -16,10 +16,12 @@ import vectors_encoding
 import vectors_envelopes
 import vectors_gossip
 import vectors_model
+import vectors_peers
 import vectors_rollouts
 import vectors_runs
 import vectors_schema
 import vectors_tasks
+import vectors_verification
 from vectors_world import MANIFEST, RUN, SEEDS
 
 FOLDER = Path(__file__).parent / "vectors"
@@ -40,6 +42,16 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "distances": ("How far a uniform lies from a token's interval: chapter 06.", vectors_tasks.distances),
     "arrays": ("Numbers in byte planes: chapter 07.", vectors_rollouts.arrays),
     "rollouts": ("Bodies of rollout groups: chapter 07.", vectors_rollouts.groups),
+    "limits": ("Limits by number of tokens: chapter 08.", vectors_verification.limits),
+    "verification": (
+        "Verdicts on given log-probs and distances (null: no number): chapter 08.",
+        vectors_verification.verification,
+    ),
+    "drift": ("Sums over the groups of one key: chapter 08.", vectors_peers.drift),
+    "evidence": (
+        "The version before the named one, over groups of one key: chapter 08.",
+        vectors_peers.evidence,
+    ),
     "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_runs.checkpoints),
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
     "receipts": ("Receipts: chapter 10.", vectors_runs.receipts),

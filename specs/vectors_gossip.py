@@ -27,6 +27,8 @@ class Scene:
     known: list[int] = field(default_factory=lambda: [0])
     """Versions of checkpoints known; the hash of version n is 32 bytes of n."""
     quarantined: dict[bytes, int] = field(default_factory=dict)
+    banned: list[bytes] = field(default_factory=list)
+    throttled: list[bytes] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     def hears(self, message: Any, verdict: str, after: int = 0, topic: str | None = None) -> Scene:
@@ -50,6 +52,8 @@ class Scene:
             "scene",
             known=[{"checkpoint": KNOWN[number].hex(), "version": number} for number in self.known],
             quarantined=[{"key": key.hex(), "until": until} for key, until in self.quarantined.items()],
+            banned=[key.hex() for key in self.banned],
+            throttled=[key.hex() for key in self.throttled],
             steps=self.steps,
         )
 
@@ -64,6 +68,12 @@ def hello(sender: Identity = ALICE, seq: int = 0, **changes: Any) -> bytes:
 
 def rollout(version: int, seq: int = 0, **changes: Any) -> bytes:
     return sealed(ALICE, "rollout", group(checkpoint=KNOWN[version]).to_bytes(), seq, **changes)
+
+
+def later(after: int, what: Callable[..., bytes] | None = None, seq: int = 2) -> bytes:
+    """Alice's hello, or group of version 0, sealed that much later."""
+    times = {"ts": NOW + after, "exp": NOW + after + 60_000}
+    return hello(seq=seq, **times) if what is None else what(0, seq, **times)
 
 
 def unfolding(size: int, kind: str = "rollout") -> bytes:
@@ -159,7 +169,19 @@ def _rates() -> list[Scene]:
     apart.hears(hello(seq=4), "ignore rate").hears(hello(BOB), ACCEPT, topic=topic_of(BOB))
     quarantine = Scene("a quarantine ends by itself", "GOS-10", quarantined={ALICE.key: NOW + 1000})
     quarantine.hears(hello(), "ignore quarantined", 999).hears(hello(), ACCEPT, 1000)
-    return [burst, greetings, again, forgery, apart, quarantine]
+    ban = Scene("a ban does not end, and concerns nobody else", "GOS-10", banned=[ALICE.key])
+    ban.hears(hello(), "ignore banned").hears(later(86_400_000), "ignore banned", 86_400_000)
+    ban.hears(hello(BOB), ACCEPT, topic=topic_of(BOB))
+    slow = Scene(
+        "a group of a throttled key takes the whole of a small bucket; hellos take what they always do",
+        "GOS-6",
+        throttled=[ALICE.key],
+    )
+    slow.hears(rollout(0), ACCEPT).hears(rollout(0, 1), "ignore rate", 59_999)
+    slow.hears(later(60_000, rollout), ACCEPT, 60_000)
+    for seq in range(3, 7):
+        slow.hears(later(60_000, seq=seq), ACCEPT, 60_000)
+    return [burst, greetings, again, forgery, apart, quarantine, ban, slow]
 
 
 def _fresh() -> list[Scene]:

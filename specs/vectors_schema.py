@@ -19,6 +19,7 @@ INTS = {"type": "array", "items": INT}
 NUMBERS = {"type": "array", "items": NUMBER}
 OBJECT = {"type": "object"}
 OBJECTS = {"type": "array", "items": OBJECT}
+FIGURE = {"anyOf": [NUMBER, {"const": None}], "description": "null: no number"}
 
 FIELDS: dict[str, dict[str, Any]] = {
     "encoding": {"bytes": BYTES, "value?": VALUE, "limit?": INT, "code?": CODE},
@@ -37,7 +38,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "streams": {"message": TEXT, "frame": HEX, "value?": VALUE, "code?": CODE},
     "shards": {"key": HEX, "shards": INT, "shard": INT},
-    "gossip": {"known": OBJECTS, "quarantined": OBJECTS, "steps": OBJECTS},
+    "gossip": {
+        "known": OBJECTS,
+        "quarantined": OBJECTS,
+        "banned": TEXTS,
+        "throttled": TEXTS,
+        "steps": OBJECTS,
+    },
     "runs": {
         "run": HEX,
         "envelope": HEX,
@@ -72,6 +79,38 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "arrays": {"form": TEXT, "planes": HEX, "values?": NUMBERS, "code?": CODE},
     "rollouts": {"body": HEX, "value?": VALUE, "code?": CODE},
+    "limits": {
+        "mean": NUMBER,
+        "limit": NUMBER,
+        "reference": INT,
+        "tokens": INT,
+        "at": NUMBER,
+        "tolerance": NUMBER,
+    },
+    "verification": {
+        "trajectories": OBJECTS,
+        "mad?": NUMBER,
+        "distance?": NUMBER,
+        "largest?": NUMBER,
+        "code?": CODE,
+        "measured?": FIGURE,
+        "threshold?": NUMBER,
+        "tolerance": NUMBER,
+    },
+    "drift": {
+        "groups": OBJECTS,
+        "code?": CODE,
+        "measured?": NUMBER,
+        "threshold?": NUMBER,
+        "tolerance": NUMBER,
+    },
+    "evidence": {
+        "groups": OBJECTS,
+        "code?": CODE,
+        "measured?": NUMBER,
+        "threshold?": NUMBER,
+        "tolerance": NUMBER,
+    },
     "checkpoints": {
         "envelope": HEX,
         "manifest?": HEX,

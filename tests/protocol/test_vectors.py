@@ -45,7 +45,11 @@ def loaded(name: str) -> dict[str, Any]:
     return json.loads((VECTORS / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
-FILES = {path.stem: loaded(path.stem) for path in sorted(VECTORS.glob("*.json"))}
+OF_THE_NODE = {"drift", "evidence", "limits", "verification"}
+"""Driven by `tests/node/test_verification_vectors.py`."""
+FILES = {
+    path.stem: loaded(path.stem) for path in sorted(VECTORS.glob("*.json")) if path.stem not in OF_THE_NODE
+}
 RUN = bytes.fromhex(FILES["gossip"]["run"])
 MANIFEST = read(bytes.fromhex(FILES["gossip"]["manifest"]), runs.RunManifest, ROOM)
 
@@ -133,6 +137,8 @@ def drive_gossip(case: Case) -> None:
         view.learn(raw(known["checkpoint"]), known["version"])
     for held in case["quarantined"]:
         view.quarantined[raw(held["key"])] = held["until"]
+    view.banned |= {raw(key) for key in case["banned"]}
+    view.throttled |= {raw(key) for key in case["throttled"]}
     for step in case["steps"]:
         judgement = judged(view, step["topic"], raw(step["message"]), step["now"])
         code = judgement.error.code.value if judgement.error else None

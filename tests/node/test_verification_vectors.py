@@ -1,0 +1,111 @@
+"""The vectors of chapter 08, and of what a trainer keeps of a key, driven through the installed package."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from nous_node.node.statistics import Drift, Evidence, Figures, check_figures
+from nous_node.protocol.encoding import read
+from nous_node.protocol.errors import RemoteError
+from nous_node.protocol.runs import Bound, RunManifest
+
+VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
+Case = dict[str, Any]
+
+NAMES = ["drift", "evidence", "limits", "verification"]
+FILES = {name: json.loads((VECTORS / f"{name}.json").read_text()) for name in NAMES}
+MANIFEST = read(bytes.fromhex(FILES["limits"]["manifest"]), RunManifest, 1 << 20)
+THRESHOLDS = MANIFEST.thresholds
+
+
+def numbers(values: list[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def singles(values: list[float | None]) -> NDArray[np.float32]:
+    return np.array(numbers(values), dtype=np.float32)
+
+
+def near(value: float | None, expected: float | None, case: Case) -> bool:
+    """Null: no number."""
+    if expected is None:
+        return value is None or not math.isfinite(value)
+    return value is not None and abs(value - expected) <= case["tolerance"]
+
+
+def drive_limit(case: Case) -> None:
+    bound = Bound(case["mean"], 1.0, case["limit"])
+    assert near(bound.at(case["tokens"], case["reference"]), case["at"], case)
+
+
+def figures_of(piece: dict[str, Any]) -> Figures:
+    distances = np.array(numbers(piece["distances"])) if "distances" in piece else None
+    return Figures.of(singles(piece["reported"]), singles(piece["recomputed"]), distances)
+
+
+def drive_verification(case: Case) -> None:
+    pieces = [figures_of(piece) for piece in case["trajectories"]]
+    whole = Figures.together(pieces)
+    check_figures(whole, THRESHOLDS, "group")
+    for piece in pieces:
+        check_figures(piece, THRESHOLDS, "trajectory")
+    assert near(whole.logprob, case["mad"], case)
+    assert near(whole.distance, case["distance"], case)
+    assert near(whole.largest, case["largest"], case)
+
+
+def drive_drift(case: Case) -> None:
+    drift = Drift()
+    for group in case["groups"]:
+        figures = Figures(group["tokens"], group["mad"], group["distance"], 0.0)
+        drift.check(THRESHOLDS)
+        drift = drift.after(figures, None, THRESHOLDS)
+        assert near(drift.logprob, group["sums"][0], case)
+        assert near(drift.distance, group["sums"][1], case)
+    drift.check(THRESHOLDS)
+
+
+def drive_evidence(case: Case) -> None:
+    drift, usual = Drift(), Figures(40, 0.0, 0.0, 0.0)
+    for group in case["groups"]:
+        evidence = Evidence.of(singles(group["reported"]), singles(group["named"]), singles(group["other"]))
+        assert near(evidence.ratio, group["ratio"], case)
+        drift.check(THRESHOLDS)
+        drift = drift.after(usual, evidence, THRESHOLDS)
+        assert near(drift.previous, group["sum"], case)
+    drift.check(THRESHOLDS)
+
+
+DRIVERS: dict[str, Callable[[Case], None]] = {
+    "drift": drive_drift,
+    "evidence": drive_evidence,
+    "limits": drive_limit,
+    "verification": drive_verification,
+}
+
+ALL = [
+    pytest.param(name, case, id=f"{name}-{number}-{case['comment'][:40]}")
+    for name, content in FILES.items()
+    for number, case in enumerate(content["cases"])
+]
+
+
+@pytest.mark.parametrize(("name", "case"), ALL)
+def test_verification_vector(name: str, case: Case) -> None:
+    code = case.get("code")
+    if code is None:
+        DRIVERS[name](case)
+        return
+    with pytest.raises(RemoteError) as caught:
+        DRIVERS[name](case)
+    assert caught.value.code.value == code
+    assert near(caught.value.measured, case["measured"], case)
+    assert near(caught.value.threshold, case["threshold"], case)
