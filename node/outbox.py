@@ -2,7 +2,8 @@
 
 A group is here before it is published, so that a crash between the two loses nothing, and it is sent again
 while it is fresh: sealed anew, since nobody forwards an envelope twice. A receipt for any envelope of a group
-settles it, once. Numbers that may be used once only (`seq`, `counter`) are handed out here too.
+settles it, once. Numbers that may be used once only (`seq`, `counter`) are handed out here too, and tasks
+that were handed out and never became a group are remembered: they are made rather than left as holes.
 
     waiting -> accepted | refused       by a receipt
     waiting -> given-up                 expired, or its checkpoint is too old; a late receipt still counts
@@ -11,66 +12,26 @@ settles it, once. Numbers that may be used once only (`seq`, `counter`) are hand
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, Self
 
 import msgspec
 
+from nous_node.protocol.constants import MAX_ENVELOPE
+from nous_node.protocol.encoding import encode, read
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import LocalError
-from nous_node.protocol.receipts import Receipt
+from nous_node.protocol.receipts import Receipt, Standing
+from nous_node.protocol.rollouts import Engine
 
-from .database import NUMBERS, Database, Schema, SequenceNumbers
-
-KEPT_GROUPS: Final = 10_000
-"""Groups whose fate is remembered one by one (2 MB); totals are kept for ever."""
-
-KEPT_PROOFS: Final = 512
-"""Signed receipt messages kept as portable proof of contribution, newest first: about 50 MB at most."""
-
-KEPT_COUNTERS: Final = 256
-"""Checkpoints whose task counter is remembered: far more than the staleness bound lets anyone use."""
+from .database import Database, SequenceNumbers
+from .outbox_tables import KEPT_COUNTERS, KEPT_OPEN, SCHEMA, forget_old, settle, tally
 
 _KNOWN_FROM: Final = "known-from"
 """Name in the table of numbers."""
 
 State = Literal["waiting", "accepted", "refused", "given-up"]
-
-_SCHEMA: Final = Schema(
-    "outbox",
-    0x4E4F5542,  # NOUB
-    2,
-    f"""
-    CREATE TABLE groups(
-        made INTEGER PRIMARY KEY AUTOINCREMENT,
-        id BLOB NOT NULL UNIQUE,
-        checkpoint BLOB NOT NULL,
-        version INTEGER NOT NULL,
-        counter INTEGER NOT NULL,
-        made_ms INTEGER NOT NULL,
-        exp_ms INTEGER NOT NULL,
-        sent_ms INTEGER NOT NULL,
-        sent INTEGER NOT NULL DEFAULT 1,
-        state TEXT NOT NULL DEFAULT 'waiting',
-        code TEXT NOT NULL DEFAULT '',
-        measured REAL,
-        threshold REAL,
-        credit INTEGER NOT NULL DEFAULT 0
-    );
-    CREATE INDEX groups_waiting ON groups(made) WHERE state = 'waiting';
-    CREATE TABLE envelopes(made INTEGER PRIMARY KEY, data BLOB NOT NULL);
-    CREATE TABLE repeats(id BLOB PRIMARY KEY, made INTEGER NOT NULL) WITHOUT ROWID;
-    CREATE INDEX repeats_made ON repeats(made);
-    CREATE TABLE counters(checkpoint BLOB PRIMARY KEY, next INTEGER NOT NULL);
-    CREATE TABLE totals(
-        state TEXT, code TEXT, groups INTEGER NOT NULL, credit INTEGER NOT NULL, PRIMARY KEY(state, code)
-    );
-    CREATE TABLE proofs(number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE, data BLOB NOT NULL);
-    {NUMBERS}
-    """,
-)
 
 
 class SentGroup(msgspec.Struct, frozen=True):
@@ -101,6 +62,16 @@ class Totals(msgspec.Struct, frozen=True):
     """Trained tokens credited."""
 
 
+class Word(msgspec.Struct, frozen=True):
+    """What a trainer said last of our key. [RCP-6]"""
+
+    standing: Standing
+    ts: int
+    """Unix milliseconds, by the trainer's clock."""
+    proof: bytes
+    """The signed receipts envelope that it came in."""
+
+
 class Outbox:
     """An open outbox; `with` closes it. All times are Unix milliseconds; every method raises StorageError."""
 
@@ -111,12 +82,12 @@ class Outbox:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Makes the file where there is none."""
-        return cls(Database(path, _SCHEMA))
+        return cls(Database(path, SCHEMA))
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """For looking at an outbox that another process may be using."""
-        return cls(Database(path, _SCHEMA, readonly=True))
+        return cls(Database(path, SCHEMA, readonly=True))
 
     def __enter__(self) -> Self:
         return self
@@ -129,19 +100,44 @@ class Outbox:
         return self._numbers.take()
 
     def counters(self, checkpoint: bytes, count: int = 1) -> range:
-        """The next `count` of 0, 1, 2, ... for each checkpoint, each number once, also across restarts."""
+        """The next `count` of 0, 1, 2, ... for each checkpoint, each number once, also across restarts.
+
+        They are unfinished until a group is `put` or `skip` gives them up.
+        """
         with self._database.transaction() as connection:
             (after,) = connection.execute(
                 "INSERT INTO counters VALUES(?1, ?2) "
                 "ON CONFLICT DO UPDATE SET next = next + ?2 RETURNING next",
                 (checkpoint, count),
             ).fetchone()
+            numbers = range(int(after) - count, int(after))
+            connection.executemany(
+                "INSERT INTO unfinished VALUES(?, ?)", [(checkpoint, number) for number in numbers]
+            )
             if after == count:
                 connection.execute(
                     "DELETE FROM counters WHERE rowid <= (SELECT max(rowid) FROM counters) - ?",
                     (KEPT_COUNTERS,),
                 )
-        return range(int(after) - count, int(after))
+                connection.execute(
+                    "DELETE FROM unfinished WHERE checkpoint NOT IN "
+                    "(SELECT checkpoint FROM counters ORDER BY rowid DESC LIMIT ?)",
+                    (KEPT_OPEN,),
+                )
+        return numbers
+
+    def unfinished(self, checkpoint: bytes) -> list[int]:
+        """Counters that were handed out and have no group, in order. [TSK-7]"""
+        rows = self._database.rows(
+            "SELECT counter FROM unfinished WHERE checkpoint = ? ORDER BY counter", (checkpoint,)
+        )
+        return [_int(counter) for (counter,) in rows]
+
+    def skip(self, checkpoint: bytes, counter: int) -> None:
+        """Leaves a task for good: it became no group, and will not."""
+        self._database.write(
+            "DELETE FROM unfinished WHERE checkpoint = ? AND counter = ?", (checkpoint, counter)
+        )
 
     @property
     def known_from(self) -> int:
@@ -152,6 +148,36 @@ class Outbox:
     def note_known(self, version: int) -> None:
         """A hello was published while `version` was the newest, or a trainer says that it heard it then."""
         self._database.write("INSERT OR REPLACE INTO numbers VALUES(?, ?)", (_KNOWN_FROM, version))
+
+    @property
+    def word(self) -> Word | None:
+        """What a trainer said last of our key; None before the first time."""
+        row = self._database.one("SELECT standing, ts, data FROM standing")
+        if row is None:
+            return None
+        standing, ts, proof = row
+        assert isinstance(standing, bytes)
+        assert isinstance(proof, bytes)
+        return Word(read(standing, Standing, MAX_ENVELOPE), _int(ts), proof)
+
+    def note_standing(self, standing: Standing, ts: int, proof: bytes) -> None:
+        """Stores what a trainer says of our key in the envelope `proof` of time `ts`, unless a later word
+        about it is known. [RCP-6]"""
+        self._database.write(
+            "INSERT INTO standing VALUES(1, ?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET "
+            "peer = ?1, ts = ?2, standing = ?3, data = ?4 WHERE ts <= ?2 OR peer <> ?1",
+            (standing.peer, ts, encode(standing), proof),
+        )
+
+    @property
+    def engine(self) -> Engine | None:
+        """What made the last groups; None before the first policy was loaded."""
+        row = self._database.one("SELECT facts FROM engine")
+        return read(row[0], Engine, MAX_ENVELOPE) if row and isinstance(row[0], bytes) else None
+
+    def note_engine(self, engine: Engine) -> None:
+        """The worker has loaded a policy."""
+        self._database.write("INSERT OR REPLACE INTO engine VALUES(1, ?)", (encode(engine),))
 
     def put(self, data: bytes, *, checkpoint: bytes, version: int, counter: int) -> bytes:
         """Stores a sealed group before it is published; returns its envelope id."""
@@ -166,7 +192,10 @@ class Outbox:
             if made.rowcount == 0:
                 raise LocalError("This group is in the outbox already; every message is sealed anew.")
             connection.execute("INSERT INTO envelopes VALUES(?, ?)", (made.lastrowid, data))
-            _count(connection, "waiting", "", 1)
+            connection.execute(
+                "DELETE FROM unfinished WHERE checkpoint = ? AND counter = ?", (checkpoint, counter)
+            )
+            tally(connection, "waiting", "", 1)
         return envelope.id
 
     def waiting(self) -> int:
@@ -218,9 +247,9 @@ class Outbox:
             connection.executemany("UPDATE groups SET state = 'given-up' WHERE made = ?", stale)
             connection.executemany("DELETE FROM envelopes WHERE made = ?", stale)
             if stale:
-                _count(connection, "waiting", "", -len(stale))
-                _count(connection, "given-up", "", len(stale))
-            _forget(connection)
+                tally(connection, "waiting", "", -len(stale))
+                tally(connection, "given-up", "", len(stale))
+            forget_old(connection)
         return len(stale)
 
     def acknowledge(self, receipts: Sequence[Receipt], proof: bytes) -> list[Receipt]:
@@ -231,7 +260,7 @@ class Outbox:
         if not receipts:
             return []
         with self._database.transaction() as connection:
-            settled = [_settled(connection, receipt) for receipt in receipts]
+            settled = [settle(connection, receipt) for receipt in receipts]
             fresh = [receipt for receipt in settled if receipt is not None]
             if fresh:
                 connection.execute(
@@ -271,52 +300,6 @@ class Outbox:
             for (data,) in self._database.rows("SELECT data FROM proofs ORDER BY number")
             if isinstance(data, bytes)
         ]
-
-
-def _settled(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
-    """The receipt under the group's first id, where it names an envelope of a group that had none."""
-    row: tuple[int, bytes, str] | None = connection.execute(
-        "SELECT made, id, state FROM groups WHERE state IN ('waiting', 'given-up') AND made = "
-        "coalesce((SELECT made FROM repeats WHERE id = ?1), (SELECT made FROM groups WHERE id = ?1))",
-        (receipt.rollout,),
-    ).fetchone()
-    if row is None:
-        return None
-    made, first, before = row
-    code = "" if receipt.verdict == "accepted" else receipt.code
-    connection.execute(
-        "UPDATE groups SET state = ?, code = ?, measured = ?, threshold = ?, credit = ? WHERE made = ?",
-        (receipt.verdict, code, receipt.measured, receipt.threshold, receipt.credit, made),
-    )
-    connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
-    connection.execute("DELETE FROM repeats WHERE made = ?", (made,))
-    _count(connection, before, "", -1)
-    _count(connection, receipt.verdict, code, 1, receipt.credit)
-    return msgspec.structs.replace(receipt, rollout=first)
-
-
-def _count(connection: sqlite3.Connection, state: str, code: str, groups: int, credit: int = 0) -> None:
-    connection.execute(
-        "INSERT INTO totals VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-        "groups = groups + excluded.groups, credit = credit + excluded.credit",
-        (state, code, groups, credit),
-    )
-
-
-def _forget(connection: sqlite3.Connection) -> None:
-    """Drops the oldest fates and proofs; nothing that waits."""
-    connection.execute(
-        "DELETE FROM groups WHERE state <> 'waiting' AND made <= (SELECT max(made) FROM groups) - ?",
-        (KEPT_GROUPS,),
-    )
-    connection.execute(
-        "DELETE FROM repeats WHERE made <= (SELECT max(made) FROM groups) - ? "
-        "AND made NOT IN (SELECT made FROM groups)",
-        (KEPT_GROUPS,),
-    )
-    connection.execute(
-        "DELETE FROM proofs WHERE number <= (SELECT max(number) FROM proofs) - ?", (KEPT_PROOFS,)
-    )
 
 
 def _int(cell: object) -> int:

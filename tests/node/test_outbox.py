@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from nous_node.node.home import DamagedError, StorageError
-from nous_node.node.outbox import KEPT_GROUPS, Outbox
+from nous_node.node.outbox import Outbox, Word
+from nous_node.node.outbox_tables import KEPT_GROUPS, KEPT_OPEN
 from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Receipt
+from nous_node.protocol.receipts import Receipt, Standing
+from nous_node.protocol.rollouts import Engine
 
 ME = Identity.from_seed(bytes(32))
 RUN = b"r" * 32
@@ -196,6 +198,54 @@ def test_counters_run_without_holes_for_each_checkpoint(path: Path) -> None:
     with Outbox.open(path) as outbox:
         assert outbox.counters(CHECKPOINT) == range(3, 4)
         assert outbox.counters(b"d" * 32) == range(64, 65)
+
+
+def test_a_task_is_unfinished_until_it_is_a_group_or_is_skipped(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        outbox.counters(CHECKPOINT, 4)
+        put(outbox, 1)
+        outbox.skip(CHECKPOINT, 2)
+    with Outbox.open(path) as outbox:
+        assert outbox.unfinished(CHECKPOINT) == [0, 3]
+        assert outbox.unfinished(b"d" * 32) == []
+
+
+def test_unfinished_tasks_of_old_checkpoints_are_forgotten(outbox: Outbox) -> None:
+    for number in range(KEPT_OPEN + 1):
+        outbox.counters(bytes([number]) * 32, 2)
+    assert outbox.unfinished(bytes(32)) == []
+    assert outbox.unfinished(bytes([1]) * 32) == [0, 1]
+
+
+def standing(rank: int, peer: bytes = ME.key) -> Standing:
+    return Standing(peer, "active", 9, 1, 100, 10, rank, 12, 0)
+
+
+def test_the_latest_word_of_a_trainer_is_kept(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        assert outbox.word is None
+        outbox.note_standing(standing(3), NOW, b"first")
+        outbox.note_standing(standing(4), NOW - 1, b"late")
+    with Outbox.open(path) as outbox:
+        assert outbox.word == Word(standing(3), NOW, b"first")
+        outbox.note_standing(standing(2), NOW + 1, b"later")
+        assert outbox.word == Word(standing(2), NOW + 1, b"later")
+
+
+def test_a_word_about_a_new_key_replaces_that_about_the_old_one(outbox: Outbox) -> None:
+    outbox.note_standing(standing(3), NOW, b"first")
+    other = standing(0, b"o" * 32)
+    outbox.note_standing(other, NOW - 1, b"other")
+    assert outbox.word == Word(other, NOW - 1, b"other")
+
+
+def test_the_engine_of_the_last_groups_is_kept(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        assert outbox.engine is None
+        for device in ("cuda:0", "cpu"):
+            outbox.note_engine(Engine("nous-torch", "1", "float32", device))
+    with Outbox.open(path) as outbox:
+        assert outbox.engine == Engine("nous-torch", "1", "float32", "cpu")
 
 
 def test_the_version_from_which_the_key_counts_outlives_a_restart(path: Path) -> None:

@@ -1,0 +1,115 @@
+"""The outbox's tables, and what changes several of them at once. Used by `outbox.Outbox` only."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+import msgspec
+
+from nous_node.protocol.receipts import Receipt
+
+from .database import NUMBERS, Schema
+
+KEPT_GROUPS: Final = 10_000
+"""Groups whose fate is remembered one by one (2 MB); totals are kept for ever."""
+
+KEPT_PROOFS: Final = 512
+"""Signed receipt messages kept as portable proof of contribution, newest first: about 50 MB at most."""
+
+KEPT_COUNTERS: Final = 256
+"""Checkpoints whose task counter is remembered: far more than the staleness bound lets anyone use."""
+
+KEPT_OPEN: Final = 16
+"""Checkpoints whose unfinished tasks are remembered: those that a restart may come back to."""
+
+SCHEMA: Final = Schema(
+    "outbox",
+    0x4E4F5542,  # NOUB
+    3,
+    f"""
+    CREATE TABLE groups(
+        made INTEGER PRIMARY KEY AUTOINCREMENT,
+        id BLOB NOT NULL UNIQUE,
+        checkpoint BLOB NOT NULL,
+        version INTEGER NOT NULL,
+        counter INTEGER NOT NULL,
+        made_ms INTEGER NOT NULL,
+        exp_ms INTEGER NOT NULL,
+        sent_ms INTEGER NOT NULL,
+        sent INTEGER NOT NULL DEFAULT 1,
+        state TEXT NOT NULL DEFAULT 'waiting',
+        code TEXT NOT NULL DEFAULT '',
+        measured REAL,
+        threshold REAL,
+        credit INTEGER NOT NULL DEFAULT 0
+    );
+    CREATE INDEX groups_waiting ON groups(made) WHERE state = 'waiting';
+    CREATE TABLE envelopes(made INTEGER PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE repeats(id BLOB PRIMARY KEY, made INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE INDEX repeats_made ON repeats(made);
+    CREATE TABLE counters(checkpoint BLOB PRIMARY KEY, next INTEGER NOT NULL);
+    CREATE TABLE unfinished(
+        checkpoint BLOB NOT NULL, counter INTEGER NOT NULL, PRIMARY KEY(checkpoint, counter)
+    ) WITHOUT ROWID;
+    CREATE TABLE totals(
+        state TEXT, code TEXT, groups INTEGER NOT NULL, credit INTEGER NOT NULL, PRIMARY KEY(state, code)
+    );
+    CREATE TABLE proofs(number INTEGER PRIMARY KEY AUTOINCREMENT, id BLOB UNIQUE, data BLOB NOT NULL);
+    CREATE TABLE standing(
+        one INTEGER PRIMARY KEY CHECK(one = 1),
+        peer BLOB NOT NULL,
+        ts INTEGER NOT NULL,
+        standing BLOB NOT NULL,
+        data BLOB NOT NULL
+    );
+    CREATE TABLE engine(one INTEGER PRIMARY KEY CHECK(one = 1), facts BLOB NOT NULL);
+    {NUMBERS}
+    """,
+)
+
+
+def settle(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
+    """The receipt under the group's first id, where it names an envelope of a group that had none."""
+    row: tuple[int, bytes, str] | None = connection.execute(
+        "SELECT made, id, state FROM groups WHERE state IN ('waiting', 'given-up') AND made = "
+        "coalesce((SELECT made FROM repeats WHERE id = ?1), (SELECT made FROM groups WHERE id = ?1))",
+        (receipt.rollout,),
+    ).fetchone()
+    if row is None:
+        return None
+    made, first, before = row
+    code = "" if receipt.verdict == "accepted" else receipt.code
+    connection.execute(
+        "UPDATE groups SET state = ?, code = ?, measured = ?, threshold = ?, credit = ? WHERE made = ?",
+        (receipt.verdict, code, receipt.measured, receipt.threshold, receipt.credit, made),
+    )
+    connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
+    connection.execute("DELETE FROM repeats WHERE made = ?", (made,))
+    tally(connection, before, "", -1)
+    tally(connection, receipt.verdict, code, 1, receipt.credit)
+    return msgspec.structs.replace(receipt, rollout=first)
+
+
+def tally(connection: sqlite3.Connection, state: str, code: str, groups: int, credit: int = 0) -> None:
+    connection.execute(
+        "INSERT INTO totals VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "groups = groups + excluded.groups, credit = credit + excluded.credit",
+        (state, code, groups, credit),
+    )
+
+
+def forget_old(connection: sqlite3.Connection) -> None:
+    """Drops the oldest fates and proofs; nothing that waits."""
+    connection.execute(
+        "DELETE FROM groups WHERE state <> 'waiting' AND made <= (SELECT max(made) FROM groups) - ?",
+        (KEPT_GROUPS,),
+    )
+    connection.execute(
+        "DELETE FROM repeats WHERE made <= (SELECT max(made) FROM groups) - ? "
+        "AND made NOT IN (SELECT made FROM groups)",
+        (KEPT_GROUPS,),
+    )
+    connection.execute(
+        "DELETE FROM proofs WHERE number <= (SELECT max(number) FROM proofs) - ?", (KEPT_PROOFS,)
+    )
