@@ -1,96 +1,206 @@
 """What is judged of rollout groups before anything is learnt from them: a batch in, its verdicts out.
 
-candidates -> version held -> structure, assignment, replay -> one prefill a version -> verdicts
+    candidates -> checkpoint held -> structure, assignment, replay           each by itself
+    audited ones -> prefill under their version, and the one before it       one a version
+    in order of arrival -> copies -> repetition -> figures -> the key over time -> verdicts
+
+Spec: `specs/08-verification.md`, "Order". Verdicts are settled in order of arrival, since a copy is one of an
+earlier group that was not refused, and a key's sums are over its groups one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from random import SystemRandom
 
 import numpy as np
 
 from nous_node.envs.environment import PolicySettings
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.receipts import accepted, refused
+from nous_node.protocol.runs import RunManifest
+from nous_node.trainer.prefill import Recomputed
 
+from .copies import Copies
 from .learner_messages import Candidate, Judged
-from .verification import CheckedGroup, Verifier
+from .statistics import Drift, Evidence
+from .verification import CheckedGroup, Measured, Verifier
 from .versions import Versions
+
+COMPARED = 0.25
+"""Share of an active key's audited groups that are also compared with the version before. It is drawn, so
+that nobody knows which; who samples with an old version throughout is found by any few, and a second prefill
+costs as much as the first."""
+
+_draw = SystemRandom().random
+
+MAX_KEYS = 1 << 16
+"""Keys whose sums are kept here; those of all are in the journal, and come with its candidates."""
+
+AUDIT_CODES = (
+    Code.FINISH,
+    Code.LOGPROB_MISMATCH,
+    Code.SAMPLING_MISMATCH,
+    Code.DRIFT,
+    Code.WRONG_CHECKPOINT,
+)
+"""What only an audit finds, once the replay has passed."""
 
 
 @dataclass(slots=True)
 class Examined:
     """What became of some candidates."""
 
-    judged: list[Judged]
+    judged: list[Judged] = field(default_factory=list)
     """In their order."""
     accepted: list[CheckedGroup] = field(default_factory=list)
-    """To be trained on, in the order in which they were judged."""
+    """To be trained on, in their order."""
     aged: list[bytes] = field(default_factory=list)
     """Groups accepted before whose checkpoint is no longer held: too old to train on."""
     distrusted: set[bytes] = field(default_factory=set)
-    """Keys of which an audited group failed: what waits of theirs without an audit is dropped. [VER-13]"""
+    """Keys of which an audit failed: what waits of theirs without an audit is not trained on. [VER-13]"""
 
 
 class Examiner:
-    """The verifier of a run, with the versions that rollouts may belong to."""
+    """The verifier of a run, the versions that rollouts may belong to, and what is known of earlier groups.
 
-    def __init__(self, verifier: Verifier, versions: Versions, settings: PolicySettings) -> None:
+    `draw`: a number in [0, 1) that nobody can foresee."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        versions: Versions,
+        settings: PolicySettings,
+        draw: Callable[[], float] = _draw,
+    ) -> None:
         self.versions = versions
         self._verifier, self._settings = verifier, settings
+        self._copies = Copies()
+        self._drifts: dict[bytes, Drift] = {}
+        self._draw = draw
+        self._compares = compares_versions(verifier.manifest)
 
     def verify(self, candidates: Sequence[Candidate]) -> Examined:
         """A verdict for each."""
-        judged: dict[bytes, Judged] = {}
-        examined = Examined([])
-        checked: dict[int, list[CheckedGroup]] = {}
-        for candidate in candidates:
-            if candidate.accepted and candidate.version not in self.versions:
-                examined.aged.append(candidate.id)
-                judged[candidate.id] = Judged(accepted(candidate.id, candidate.key, 0))
-                continue
-            try:
-                group = self._checked(candidate)
-            except RemoteError as error:
-                judged[candidate.id] = _refused(candidate, error)
-                continue
-            checked.setdefault(candidate.version, []).append(group)
-        for version, groups in checked.items():
-            for group, outcome in zip(groups, self._outcomes(version, groups), strict=True):
-                if outcome is not None:
-                    judged[group.candidate.id] = _refused(group.candidate, outcome)
-                else:
-                    judged[group.candidate.id] = _accepted(group)
-                    examined.accepted.append(group)
-        examined.judged = [judged[candidate.id] for candidate in candidates]
+        examined = Examined()
+        found = [self._checked(candidate) for candidate in candidates]
+        recomputed = self._recomputed(one for one in found if isinstance(one, CheckedGroup))
+        for candidate, one in zip(candidates, found, strict=True):
+            match one:
+                case CheckedGroup():
+                    judged = self._settled(one, recomputed.get(id(one)), examined)
+                case RemoteError():
+                    judged = _refused(candidate, one)
+                case None:
+                    examined.aged.append(candidate.id)
+                    judged = Judged(accepted(candidate.id, candidate.key, 0))
+            examined.judged.append(judged)
         return examined
 
-    def _checked(self, candidate: Candidate) -> CheckedGroup:
-        """All that needs no model."""
+    def _checked(self, candidate: Candidate) -> CheckedGroup | RemoteError | None:
+        """All that looks at this group alone and needs no model; None where it was accepted before and is too
+        old now."""
         if candidate.version not in self.versions:
-            raise RemoteError(
+            if candidate.accepted:
+                return None
+            return RemoteError(
                 Code.STALE,
                 "The checkpoint of this group is no longer held for verification.",
                 measured=self.versions.newest - candidate.version,
                 threshold=self._verifier.manifest.staleness,
             )
-        return self._verifier.check(candidate, self._settings)
+        try:
+            return self._verifier.check(candidate, self._settings)
+        except RemoteError as error:
+            return error
 
-    def _outcomes(self, version: int, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
-        """One prefill for all that were not judged before."""
-        fresh = [group for group in groups if not group.candidate.accepted]
-        if not fresh:
-            return [None] * len(groups)
-        outcomes = iter(self._verifier.check_sampling(self.versions.policy(version), fresh))
-        return [None if group.candidate.accepted else next(outcomes) for group in groups]
+    def _recomputed(self, groups: Iterable[CheckedGroup]) -> dict[int, _Prefills]:
+        """Of each group that is audited, by its `id()`: one prefill a version for all that need it."""
+        needed: defaultdict[int, list[CheckedGroup]] = defaultdict(list)
+        made: dict[int, _Prefills] = {}
+        for group in groups:
+            candidate = group.candidate
+            if candidate.accepted or not candidate.audit:
+                continue
+            other = self._compared_with(candidate)
+            made[id(group)] = _Prefills(other)
+            for version in (candidate.version,) if other is None else (candidate.version, other):
+                needed[version].append(group)
+        for version, those in sorted(needed.items()):
+            for group, one in zip(
+                those, self._verifier.recompute(self.versions.policy(version), those), strict=True
+            ):
+                made[id(group)].of[version] = one
+        return made
+
+    def _compared_with(self, candidate: Candidate) -> int | None:
+        """The version that a group's log-probs are compared with, besides the one it names. [VER-12]"""
+        if not self._compares:
+            return None
+        if candidate.state == "active" and self._draw() >= COMPARED:
+            return None
+        return self.versions.before(candidate.version)
+
+    def _settled(self, group: CheckedGroup, prefills: _Prefills | None, examined: Examined) -> Judged:
+        """The verdict on a group that passed its replay; those before it have theirs."""
+        candidate = group.candidate
+        drift: Drift | None = None
+        try:
+            if not candidate.accepted:
+                self._copies.check(group.owner, [(one.sampled, one.logprobs) for one in group.trajectories])
+                self._verifier.check_sampled(group)
+            if prefills is not None:
+                drift = self._audited(group, prefills)
+                drift.check(self._verifier.manifest.thresholds)
+        except RemoteError as error:
+            if prefills is not None and error.code in AUDIT_CODES:
+                examined.distrusted.add(candidate.key)
+            return _refused(candidate, error, drift)
+        self._copies.add(group.owner, [one.sampled for one in group.trajectories])
+        examined.accepted.append(group)
+        receipt = accepted(candidate.id, candidate.key, group.credit)
+        return Judged(receipt, reward=float(np.mean(group.rewards)), drift=drift)
+
+    def _audited(self, group: CheckedGroup, prefills: _Prefills) -> Drift:
+        """The key's sums with this group. RemoteError where the group itself fails."""
+        candidate = group.candidate
+        measured = self._verifier.measure(group, prefills.of[candidate.version])
+        if measured.error is not None:
+            raise measured.error
+        before = self._drifts.get(candidate.key, candidate.drift)
+        evidence = None if prefills.other is None else _evidence(group, measured, prefills.of[prefills.other])
+        drift = before.after(measured.figures, evidence, self._verifier.manifest.thresholds)
+        if len(self._drifts) > MAX_KEYS:
+            self._drifts.clear()
+        self._drifts[candidate.key] = drift
+        return drift
 
 
-def _accepted(group: CheckedGroup) -> Judged:
-    candidate = group.candidate
-    receipt = accepted(candidate.id, candidate.key, group.credit)
-    return Judged(receipt, reward=float(np.mean(group.rewards)))
+@dataclass(slots=True)
+class _Prefills:
+    """What versions give for a group: the one it names, and `other` where it is compared with that."""
+
+    other: int | None
+    of: dict[int, list[Recomputed]] = field(default_factory=dict)
 
 
-def _refused(candidate: Candidate, error: RemoteError) -> Judged:
-    return Judged(refused(candidate.id, candidate.key, error), str(error))
+def compares_versions(manifest: RunManifest) -> bool:
+    """Whether the version before the named one is worth a second prefill. [VER-12]
+
+    Not in float32: honest groups differ there by rounding of 1e-6, versions by a thousand times more, so that
+    the limit of the log-probs has found such a group before."""
+    return manifest.model.dtype != "float32"
+
+
+def _evidence(group: CheckedGroup, measured: Measured, other: Sequence[Recomputed]) -> Evidence:
+    return Evidence.of(
+        np.concatenate([one.logprobs for one in group.trajectories]),
+        np.concatenate([one.logprobs for one in measured.recomputed]),
+        np.concatenate([one.logprobs for one in other]),
+    )
+
+
+def _refused(candidate: Candidate, error: RemoteError, drift: Drift | None = None) -> Judged:
+    return Judged(refused(candidate.id, candidate.key, error), str(error), drift=drift)

@@ -128,10 +128,10 @@ class Learner:
         """A verdict for each; accepted groups are held for the next update."""
         examined = self.examiner.verify(candidates)
         self.aged += examined.aged
-        self.drop(examined.distrusted)
         for group in examined.accepted:
             self.held.append(group)
             self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
+        self.drop(examined.distrusted)
         return examined.judged
 
     def drop(self, keys: Collection[bytes]) -> None:

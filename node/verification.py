@@ -1,11 +1,17 @@
 """What a trainer checks of a rollout group before it learns from it. Spec: `specs/08-verification.md`.
 
-Cheapest first: structure -> assignment -> replay of the environment (prompts and rewards) -> one prefill
-(log-probs and the seeded draw). A group that fails any of them is not trained on, not in part either.
+Cheapest first:
+
+    check    structure -> assignment -> replay of the environment: prompts, ends and rewards
+             copies (`copies.py`) -> repetition
+    measure  one prefill -> ends of sequence -> log-probs -> the seeded draw
+
+A group that fails any of them is not trained on, not in part either. `examiner.py` puts them in order.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,11 +33,18 @@ from nous_node.trainer.generate import uniforms
 from nous_node.trainer.policy import Policy
 from nous_node.trainer.prefill import Recomputed, Recorded, prefill
 
+from .copies import Owner
 from .learner_messages import Candidate
 from .statistics import Figures, check_figures
 
 REPLAY_SECONDS = 60.0
 """For the prompts and rewards of one group: no scorer takes a minute."""
+
+MAX_PERIOD = 16
+"""Tokens of a piece that repeats: a line of a list or a sentence; honest text hardly repeats longer ones."""
+
+MAX_REPEATED = 64
+"""Tokens that repeat before it counts: tables and counting do less, a policy stuck in a loop does more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,23 @@ class CheckedTrajectory:
     key: bytes
     """Sampler key."""
 
+    @property
+    def sampled(self) -> NDArray[np.int64]:
+        """[N]"""
+        return self.tokens[self.trained]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a prefill says of a group."""
+
+    recomputed: list[Recomputed]
+    """Of each trajectory."""
+    figures: Figures
+    """Of all its trained tokens."""
+    error: RemoteError | None
+    """Why it is refused, if it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedGroup:
@@ -62,6 +92,12 @@ class CheckedGroup:
     """The reward component `correct`, or the reward where there is none: for people."""
     environment: str
     level: int
+    counter: int
+
+    @property
+    def owner(self) -> Owner:
+        """Which group it is, whatever envelope brought it."""
+        return self.candidate.key, self.candidate.checkpoint, self.counter
 
     @property
     def credit(self) -> int:
@@ -91,7 +127,7 @@ class Verifier:
         ]
         rewards = [one.reward for one in made]
         correct = [one.components.get("correct", one.reward) for one in made]
-        return CheckedGroup(candidate, trajectories, rewards, correct, group.env, level)
+        return CheckedGroup(candidate, trajectories, rewards, correct, group.env, level, group.counter)
 
     def _assignment(self, candidate: Candidate, group: RolloutGroup) -> Assignment:
         """[VER-2]: the environment is the one that (run, checkpoint, beacon, key, counter) draws."""
@@ -104,21 +140,43 @@ class Verifier:
             )
         return assignment
 
-    def check_sampling(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
-        """One prefill under the behaviour policy for all groups of one checkpoint: for each group None, or
-        why it is refused. [VER-4] [VER-5]"""
-        rules, thresholds = self.manifest.sampling, self.manifest.thresholds
+    def check_sampled(self, group: CheckedGroup) -> None:
+        """What the sampled tokens show without a model. RemoteError(REPETITION) [VER-9]"""
+        if self.manifest.sampling.mode == "free":
+            for one in group.trajectories:
+                check_repetition(one.sampled, self.manifest.sampling.stop)
+
+    def recompute(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[list[Recomputed]]:
+        """One prefill for all groups: what `policy` gives for each of their trajectories."""
         recorded = [
             Recorded(one.tokens, one.trained, uniforms(one.key, 0, len(one.logprobs)))
             for group in groups
             for one in group.trajectories
         ]
-        results = iter(prefill(policy, recorded, rules.temperature))
-        outcomes: list[RemoteError | None] = []
-        for group in groups:
-            mine = [next(results) for _ in group.trajectories]
-            outcomes.append(_outcome(group, mine, thresholds, seeded=rules.mode == "seeded"))
-        return outcomes
+        results = iter(prefill(policy, recorded, self.manifest.sampling.temperature))
+        return [[next(results) for _ in group.trajectories] for group in groups]
+
+    def measure(self, group: CheckedGroup, recomputed: list[Recomputed]) -> Measured:
+        """Figures of a group, and whether they are an honest one's. [VER-8] [VER-4] [VER-5]"""
+        rules, thresholds = self.manifest.sampling, self.manifest.thresholds
+        seeded = rules.mode == "seeded"
+        parts = [
+            Figures.of(one.logprobs, found.logprobs, found.distances if seeded else None)
+            for one, found in zip(group.trajectories, recomputed, strict=True)
+        ]
+        figures = Figures.together(parts)
+        try:
+            for one, found in zip(group.trajectories, recomputed, strict=True):
+                check_ends(one.sampled, found.logprobs, rules.stop, thresholds.stop_probability)
+            _check_figures(figures, parts, thresholds)
+        except RemoteError as error:
+            return Measured(recomputed, figures, error)
+        return Measured(recomputed, figures, None)
+
+    def check_sampling(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
+        """For each group None, or why it is refused; all are of the checkpoint that `policy` is."""
+        found = self.recompute(policy, groups)
+        return [self.measure(group, one).error for group, one in zip(groups, found, strict=True)]
 
 
 def _task(environment: Environment, seed: bytes, level: int) -> Task:
@@ -169,29 +227,47 @@ def _arrays(group: RolloutGroup, number: int, assignment: Assignment, form: str)
     )
 
 
-def _figures(group: CheckedGroup, recomputed: Sequence[Recomputed], *, seeded: bool) -> list[Figures]:
-    """Of each trajectory."""
-    return [
-        Figures.of(one.logprobs, found.logprobs, found.distances if seeded else None)
-        for one, found in zip(group.trajectories, recomputed, strict=True)
-    ]
+def check_repetition(sampled: NDArray[np.int64], stop: Sequence[int]) -> None:
+    """RemoteError(REPETITION) where the last tokens of a trajectory [N], a stop token at the end apart, are
+    one short piece again and again, and half of them or more. [VER-9]"""
+    said = sampled[:-1] if len(sampled) and sampled[-1] in stop else sampled
+    found = [(_repeated(said, period), -period) for period in range(1, min(MAX_PERIOD, len(said) - 1) + 1)]
+    repeated, period = max(found, default=(0, 0))
+    if repeated >= MAX_REPEATED and 2 * repeated >= len(said):
+        raise RemoteError(
+            Code.REPETITION,
+            f"A trajectory ends in {repeated} tokens that repeat every {-period}.",
+            measured=repeated,
+            threshold=MAX_REPEATED,
+        )
 
 
-def _check(group: CheckedGroup, parts: Sequence[Figures], thresholds: Thresholds) -> None:
-    figures = Figures.together(parts)
+def _repeated(tokens: NDArray[np.int64], period: int) -> int:
+    """How many of the last tokens [N] have this period."""
+    differs = np.flatnonzero(tokens[period:] != tokens[:-period])
+    return len(tokens) - (int(differs[-1]) + 1 if len(differs) else 0)
+
+
+def check_ends(
+    sampled: NDArray[np.int64], logprobs: NDArray[np.float32], stop: Sequence[int], least: float
+) -> None:
+    """RemoteError(FINISH) where a stop token is less likely than `least`: sampled tokens [N] of a trajectory,
+    and their recomputed log-probs [N]. [VER-8]"""
+    for place in np.flatnonzero(np.isin(sampled, stop)):
+        probability = math.exp(float(logprobs[place]))
+        if not probability >= least:
+            raise RemoteError(
+                Code.FINISH,
+                "A trajectory ends where the checkpoint would hardly ever end it.",
+                measured=probability,
+                threshold=least,
+            )
+
+
+def _check_figures(figures: Figures, parts: Sequence[Figures], thresholds: Thresholds) -> None:
     if not figures.tokens:
         raise RemoteError(Code.SEGMENTS, "The group has no sampled token.")
     check_figures(figures, thresholds, "group")
     for part in parts:
         if part.tokens:
             check_figures(part, thresholds, "trajectory")
-
-
-def _outcome(
-    group: CheckedGroup, recomputed: Sequence[Recomputed], thresholds: Thresholds, *, seeded: bool
-) -> RemoteError | None:
-    try:
-        _check(group, _figures(group, recomputed, seeded=seeded), thresholds)
-    except RemoteError as error:
-        return error
-    return None

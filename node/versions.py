@@ -47,6 +47,12 @@ class Versions:
     def newest(self) -> int:
         return max(self._folders)
 
+    def before(self, version: int) -> int | None:
+        """The last version before it that has other weights; None where that is not held."""
+        folder = self._folders[version]
+        earlier = [number for number in self._folders if number < version and self._folders[number] != folder]
+        return max(earlier, default=None)
+
     def remember(self, version: int, folder: Path) -> None:
         """The training policy as it is now is `version`, and is stored in `folder`."""
         self._folders[version] = folder
