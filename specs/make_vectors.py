@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import make_cddl
+import vectors_content
 import vectors_encoding
 import vectors_envelopes
 import vectors_gossip
@@ -47,6 +48,9 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
         "Verdicts on given log-probs and distances (null: no number): chapter 08.",
         vectors_verification.verification,
     ),
+    "copies": ("Sampled tokens that came before: chapter 08.", vectors_content.copies),
+    "repetition": ("Sampled tokens that only repeat themselves: chapter 08.", vectors_content.repetition),
+    "ends": ("How likely a stop token was (null: no number): chapter 08.", vectors_content.ends),
     "drift": ("Sums over the groups of one key: chapter 08.", vectors_peers.drift),
     "evidence": (
         "The version before the named one, over groups of one key: chapter 08.",

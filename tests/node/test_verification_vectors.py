@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from nous_node.node.copies import Copies
 from nous_node.node.statistics import Drift, Evidence, Figures, check_figures
+from nous_node.node.verification import check_ends, check_repetition
 from nous_node.protocol.encoding import read
 from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.runs import Bound, RunManifest
@@ -20,7 +22,7 @@ from nous_node.protocol.runs import Bound, RunManifest
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
 Case = dict[str, Any]
 
-NAMES = ["drift", "evidence", "limits", "verification"]
+NAMES = ["copies", "drift", "ends", "evidence", "limits", "repetition", "verification"]
 FILES = {name: json.loads((VECTORS / f"{name}.json").read_text()) for name in NAMES}
 MANIFEST = read(bytes.fromhex(FILES["limits"]["manifest"]), RunManifest, 1 << 20)
 THRESHOLDS = MANIFEST.thresholds
@@ -84,7 +86,30 @@ def drive_evidence(case: Case) -> None:
     drift.check(THRESHOLDS)
 
 
+def drive_copies(case: Case) -> None:
+    copies = Copies()
+    for group in case["groups"]:
+        owner = (bytes.fromhex(group["key"]), bytes.fromhex(group["checkpoint"]), group["counter"])
+        tokens = [np.array(one["tokens"], np.int64) for one in group["trajectories"]]
+        logprobs = [singles(one["logprobs"]) for one in group["trajectories"]]
+        copies.check(owner, list(zip(tokens, logprobs, strict=True)))
+        if not group["refused"]:
+            copies.add(owner, tokens)
+
+
+def drive_repetition(case: Case) -> None:
+    check_repetition(np.array(case["tokens"], np.int64), case["stop"])
+
+
+def drive_end(case: Case) -> None:
+    tokens, recomputed = np.array(case["tokens"], np.int64), singles(case["recomputed"])
+    check_ends(tokens, recomputed, case["stop"], case["stop_probability"])
+
+
 DRIVERS: dict[str, Callable[[Case], None]] = {
+    "copies": drive_copies,
+    "ends": drive_end,
+    "repetition": drive_repetition,
     "drift": drive_drift,
     "evidence": drive_evidence,
     "limits": drive_limit,
