@@ -157,6 +157,8 @@ class Examiner:
         except RemoteError as error:
             if prefills is not None and error.code in AUDIT_CODES:
                 examined.distrusted.add(candidate.key)
+            if error.code in (Code.DRIFT, Code.WRONG_CHECKPOINT):
+                self._drifts[candidate.key] = drift = Drift()  # said once; later it begins anew
             return _refused(candidate, error, drift)
         self._copies.add(group.owner, [one.sampled for one in group.trajectories])
         examined.accepted.append(group)
