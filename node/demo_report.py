@@ -82,7 +82,7 @@ def measure(folder: Path, run: RunFolder) -> Measured:
     sampled = held_out_accuracy(policy, [environment], rules, TASKS, rules.temperature)
     if greedy is None or sampled is None:
         raise LocalError(f"The environment {entry.id!r} has no held-out tasks; the demo needs one that has.")
-    return Measured(greedy=greedy, sampled=sampled)
+    return Measured(greedy=greedy.share, sampled=sampled.share)
 
 
 def make_report(

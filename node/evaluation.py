@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nous_node.envs.environment import Environment, HeldOut
 from nous_node.protocol.runs import SamplingRules
-from nous_node.trainer.generate import Request, generate
+from nous_node.trainer.errors import LogitsError
+from nous_node.trainer.generate import Completion, Request, generate
 from nous_node.trainer.policy import Policy
 
 GREEDY_TEMPERATURE = 1e-6
 """Any logit gap above 1e-4 becomes certainty: the seeded draw then takes the most probable token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Held-out tasks with a full score, of those that were asked."""
+
+    right: int
+    asked: int
+
+    @property
+    def share(self) -> float:
+        return self.right / self.asked
 
 
 def held_out_accuracy(
@@ -20,14 +34,15 @@ def held_out_accuracy(
     rules: SamplingRules,
     tasks: int,
     temperature: float = GREEDY_TEMPERATURE,
-) -> float | None:
-    """Share of held-out tasks of level 0 with a full score, over all environments that have such tasks,
-    `tasks` of each; None where none has. The uniforms of a task follow from its seed."""
+) -> Accuracy | None:
+    """Of held-out tasks of level 0, `tasks` of each environment that has such tasks; None where none has. The
+    uniforms of a task follow from its seed. A policy whose weights are broken has none right."""
     right = asked = 0
     for environment in environments:
         if not isinstance(environment, HeldOut):
             continue
         held_out = environment.held_out(tasks)
+        asked += len(held_out)
         requests = [
             Request(
                 policy.tokenizer.encode(environment.prompt(task)),
@@ -37,11 +52,19 @@ def held_out_accuracy(
             )
             for task in held_out
         ]
-        answers = generate(policy, requests, temperature, rules.stop)
-        for task, answer in zip(held_out, answers, strict=True):
+        for task, answer in zip(held_out, _answers(policy, requests, temperature, rules), strict=False):
             ended = answer.finish == "stop"
             text = policy.tokenizer.decode(answer.tokens[:-1] if ended else answer.tokens)
             score = environment.score(task, text, ended)
             right += score.components.get("correct", score.reward) >= 1.0
-            asked += 1
-    return right / asked if asked else None
+    return Accuracy(right, asked) if asked else None
+
+
+def _answers(
+    policy: Policy, requests: Sequence[Request], temperature: float, rules: SamplingRules
+) -> list[Completion]:
+    """None at all where the policy computes what is no number."""
+    try:
+        return generate(policy, requests, temperature, rules.stop)
+    except LogitsError:
+        return []

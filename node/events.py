@@ -57,6 +57,12 @@ class VolunteerStatus(_Event, frozen=True, tag="volunteer"):
     """Groups by code."""
     credit: int = 0
     """Trained tokens credited by receipts."""
+    state: str = ""
+    """How the trainer treats this key, by its last word; empty before the first."""
+    rank: int = 0
+    """Place by credit among the keys of the run, 1 for the most; 0 without any."""
+    of: int = 0
+    """Keys with a rank."""
     generating_share: float = 0.0
     """Share of wall time in which the engine worked on groups."""
     network: dict[str, int] = {}
@@ -85,6 +91,8 @@ class VersionReport(_Event, frozen=True, tag="version"):
     loss: float = 0.0
     kl: float = 0.0
     grad_norm: float = 0.0
+    rolled_back: int | None = None
+    """The version whose weights these are again, because the policy had collapsed."""
     seconds: float = 0.0
     """Since the trainer started."""
 
@@ -111,6 +119,8 @@ class TrainerStatus(_Event, frozen=True, tag="trainer"):
     refused: dict[str, int] = {}
     waiting: int = 0
     """Journalled groups that the learner has not judged yet."""
+    rollbacks: int = 0
+    """Versions of this session that had collapsed and were rolled back."""
     groups_per_second: float = 0.0
     wire_bytes: int = 0
     """Bytes of rollout envelopes received."""

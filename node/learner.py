@@ -1,7 +1,7 @@
 """The trainer's learner process: verification and learning, and nothing else.
 
     candidates -> the examiner's verdicts
-    accepted groups -> one update as soon as there are enough -> a checkpoint folder -> Updated
+    accepted groups -> one update as soon as there are enough -> is it well? -> a checkpoint folder -> Updated
 
 It reads the run's folder and writes new checkpoint folders into it; it has no keys, no network and no
 database. What it holds in memory can be rebuilt from the journal and the last published checkpoint.
@@ -12,9 +12,8 @@ database. What it holds in memory can be rebuilt from the journal and the last p
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -22,17 +21,18 @@ import numpy as np
 
 from nous_node.envs.environment import Environment, PolicySettings
 from nous_node.envs.registry import make_entry
-from nous_node.protocol.errors import NousError
+from nous_node.protocol.errors import Code, NousError
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import save_checkpoint, save_private, tensor_hash
-from nous_node.trainer.errors import CheckpointError
+from nous_node.trainer.errors import CheckpointError, TensorError
 from nous_node.trainer.optim import Optimizer
 from nous_node.trainer.policy import Policy
 from nous_node.trainer.step import Group, Trajectory, UpdateReport, update
 
+from .canary import CANARY_FILE, Canary, Good, Health, Measure
 from .create import folder_entries
 from .curriculum import Curriculum
-from .evaluation import held_out_accuracy
+from .evaluation import Accuracy, held_out_accuracy
 from .examiner import Examiner
 from .learner_messages import (
     Broken,
@@ -51,12 +51,16 @@ from .learner_messages import (
 from .learning import Learning, read_learning
 from .pipe import ParentPipe
 from .runfolder import RunFolder
+from .selection import Participants, Shares, Waiting
 from .verification import CheckedGroup, Verifier
-from .versions import Versions
+from .versions import Versions, folder_tensors
 
 DURABLE_SECONDS = 5.0
 """Versions between two that are flushed to the disk may be lost to a power failure; the trainer then goes
 on from an older one. With many versions a second the flushes would take a tenth of the learner's time."""
+
+OUT = ("quarantine", "banned")
+"""States of keys from whose groups nothing is learnt any more, also from those accepted before."""
 
 
 @dataclass(slots=True)
@@ -71,9 +75,13 @@ class Learner:
     environments: list[Environment]
     curriculum: Curriculum
     version: int
-    held: deque[CheckedGroup]
+    held: list[CheckedGroup]
+    """In order of arrival."""
     aged: list[bytes]
-    """Groups that became too old to train on; the next checkpoint says that they are done with."""
+    """Groups that are not trained on (too old, over a share, distrusted); the next checkpoint says that they
+    are done with."""
+    participants: Participants
+    canary: Canary
     baseline: Baseline
     note: str
     """What the trainer has to be told about how it was opened; empty where all was well."""
@@ -98,7 +106,7 @@ class Learner:
             entry.id: environment.levels
             for entry, environment in zip(manifest.environments, environments, strict=True)
         }
-        return cls(
+        learner = cls(
             folder=folder,
             learning=learning,
             policy=policy,
@@ -111,16 +119,28 @@ class Learner:
             environments=environments,
             curriculum=Curriculum(dict(message.levels), highest, learning.raise_level_at),
             version=message.version,
-            held=deque(),
+            held=[],
             aged=[],
+            participants=Participants(time.monotonic),
+            canary=Canary.beside(folder, model),
             baseline=Baseline(message.baseline),
             note=fresh,
             flushed=-DURABLE_SECONDS,
         )
+        learner._set_rate()
+        return learner
 
-    def evaluate(self) -> float | None:
+    def evaluate(self) -> Accuracy | None:
         rules = self.folder.manifest.sampling
         return held_out_accuracy(self.policy, self.environments, rules, self.learning.evaluate_tasks)
+
+    def opened(self, message: Open) -> Opened:
+        """The answer: where it is to be measured, the canary's first mark is this version's."""
+        accuracy = self.evaluate() if message.evaluate else None
+        if accuracy is not None and self.canary.good is None:
+            version = int(Path(message.checkpoint).name)
+            self._passed(version, Measure.of_answers(accuracy.right, accuracy.asked))
+        return Opened(None if accuracy is None else accuracy.share, self.note)
 
     # --- verification ----------------------------------------------------------------------------
 
@@ -128,27 +148,40 @@ class Learner:
         """A verdict for each; accepted groups are held for the next update."""
         examined = self.examiner.verify(candidates)
         self.aged += examined.aged
+        for candidate in candidates:
+            self.participants.stands(candidate.key, candidate.state)
         for group in examined.accepted:
+            candidate = group.candidate
+            self.participants.accepted(candidate.key, candidate.state)
             self.held.append(group)
-            self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
-        self.drop(examined.distrusted)
+            if candidate.version >= self.canary.oldest:
+                self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
+        self._leave(lambda one: not one.candidate.audit and one.candidate.key in examined.distrusted)
+        self.drop({c.key for c in candidates if c.state in OUT} | _proven(examined.judged))
         return examined.judged
 
     def drop(self, keys: Collection[bytes]) -> None:
-        """Groups of these keys that were accepted without an audit and are not yet used are not trained on.
-        [VER-13]"""
-        for group in [held for held in self.held if held.candidate.key in keys and not held.candidate.audit]:
-            self.held.remove(group)
-            self.aged.append(group.candidate.id)
+        """Groups of these keys that wait are not trained on. [REP-2]"""
+        self._leave(lambda one: one.candidate.key in keys)
+
+    def _leave(self, leaves: Callable[[CheckedGroup], bool]) -> list[CheckedGroup]:
+        """Groups that are not to be trained on are done with. [VER-13]"""
+        leaving = [group for group in self.held if leaves(group)]
+        if leaving:
+            self.aged += [group.candidate.id for group in leaving]
+            self.held = [group for group in self.held if not leaves(group)]
+        return leaving
 
     # --- learning --------------------------------------------------------------------------------
 
     def step(self) -> Updated | None:
-        """One update, if there are enough groups that are fresh enough: the new checkpoint's folder."""
+        """One update, if there are enough groups that are fresh enough and keep the shares: the new
+        checkpoint's folder. Where the policy collapsed it has the weights of the best version."""
         self._drop_aged()
-        if len(self.held) < self.learning.groups:
+        groups = self._selected()
+        if not groups:
             return None
-        groups = [self.held.popleft() for _ in range(self.learning.groups)]
+        self.participants.updated()
         rules = self.folder.manifest.sampling
         config = self.learning.update_config(rules.temperature, rules.max_tokens)
         made = [_group(group) for group in groups]
@@ -156,35 +189,97 @@ class Learner:
         self.baseline = report.baseline
         staleness = float(np.mean([self.version - group.candidate.version for group in groups]))
         self.version += 1
-        return self._saved(groups, report, staleness)
+        before = dict(self.curriculum.levels)
+        if self.curriculum.advance() != before:
+            self.optimizer.refresh()
+        health = self._examined(report.reward)
+        return self._saved(groups, report, staleness, health)
 
     def _drop_aged(self) -> None:
         """Groups that are too old to train on leave; their rewards still feed the baseline."""
-        oldest = self.version - self.folder.manifest.staleness
-        for group in [held for held in self.held if held.candidate.version < oldest]:
-            self.held.remove(group)
-            self.aged.append(group.candidate.id)
+        oldest = max(self.version - self.folder.manifest.staleness, self.canary.oldest)
+        for group in self._leave(lambda one: one.candidate.version < oldest):
             self.baseline = self.baseline.after(np.asarray(group.rewards))
+
+    def _selected(self) -> list[CheckedGroup]:
+        """The groups of the next update, none if it has to wait. [VER-14]"""
+        shares = Shares(self.learning.groups, self.learning.peer_share, self.learning.probation_share)
+        held = [Waiting(one.candidate.key, one.credit) for one in self.held]
+        selection = self.participants.select(held, shares)
+        surplus = {id(self.held[place]) for place in selection.surplus}
+        self._leave(lambda one: id(one) in surplus)
+        chosen = set(selection.chosen)
+        groups = [self.held[place] for place in selection.chosen]
+        if groups:
+            self.held = [group for place, group in enumerate(self.held) if place not in chosen]
+        return groups
+
+    # --- whether the policy is well [VER-15] -----------------------------------------------------
+
+    def _examined(self, reward: float) -> Health:
+        """Measures the version that was just made, where it is its turn; rolls it back where it collapsed."""
+        levels, every = self.curriculum.levels, self.learning.evaluate_every
+        self.canary.trained(reward, levels)
+        if not every or self.version % every:
+            return Health()
+        accuracy = self.evaluate()
+        if accuracy is None:
+            measure = self.canary.measured_by_rewards()
+        else:
+            measure = Measure.of_answers(accuracy.right, accuracy.asked)
+        greedy = None if accuracy is None else accuracy.share
+        if measure is None:
+            return Health(greedy)
+        if not self.canary.collapsed(measure, levels, self.learning.collapse):
+            self._passed(self.version, measure)
+            return Health(greedy)
+        good = self._roll_back()
+        return Health(None if greedy is None else good.measure.value, good, measure.value)
+
+    def _passed(self, version: int, measure: Measure) -> None:
+        self.canary.passed(version, measure, self.curriculum.levels, self.baseline.value)
+        self._set_rate()
+
+    def _set_rate(self) -> None:
+        config = self.optimizer.config
+        self.optimizer.config = replace(config, rate=self.learning.rate * self.canary.rate)
+
+    def _roll_back(self) -> Good:
+        """The policy, optimizer, levels and baseline of the best version; groups that the collapsed weights
+        made are not trained on. From the disk, since memory may not hold a large model once more."""
+        good = self.canary.roll_back(self.version)
+        folder = self.folder.checkpoint(good.version)
+        try:
+            self.policy.load_tensors(folder_tensors(folder))
+        except (CheckpointError, TensorError) as error:
+            raise CheckpointError(
+                f"The policy collapsed, and version {good.version} cannot be taken up again ({error}) Put "
+                f"{folder} back from a backup and start again."
+            ) from error
+        state = self.folder.optimizer(good.version)  # the base has none
+        if not state.is_dir() or _resumed(self.optimizer, state):
+            self.optimizer.reset()
+        self._set_rate()
+        self.curriculum.go_back(good.levels)
+        self.baseline = Baseline(good.baseline)
+        self._leave(lambda one: True)
+        return good
 
     def _saved(
         self,
         groups: Sequence[CheckedGroup],
         report: UpdateReport,
         staleness: float,
+        health: Health,
     ) -> Updated:
         target = self.folder.checkpoint(self.version)
         durable = time.monotonic() - self.flushed >= DURABLE_SECONDS
         save_checkpoint(self.policy, target, durable=durable)
-        save_private(self.optimizer, self.folder.optimizer(self.version), durable=durable)
+        beside = {CANARY_FILE: self.canary.to_bytes()}
+        save_private(self.optimizer, self.folder.optimizer(self.version), beside, durable=durable)
         if durable:
             self.flushed = time.monotonic()
         self.examiner.versions.remember(self.version, target)
-        before = dict(self.curriculum.levels)
-        levels = self.curriculum.advance()
-        if levels != before:
-            self.optimizer.refresh()
-        every = self.learning.evaluate_every
-        greedy = self.evaluate() if every and self.version % every == 0 else None
         aged, self.aged = self.aged, []
         correct = [value for group in groups for value in group.correct]
         return Updated(
@@ -194,7 +289,7 @@ class Learner:
             aged=len(aged),
             files=folder_entries(target),
             tensors={name: tensor_hash(tensor) for name, tensor in self.policy.tensors().items()},
-            levels=levels,
+            levels=dict(self.curriculum.levels),
             stats={
                 "reward": report.reward,
                 "correct": float(np.mean(correct)),
@@ -208,8 +303,11 @@ class Learner:
                 "tokens": float(report.tokens),
                 "staleness": staleness,
                 **({} if self.baseline.value is None else {"baseline": self.baseline.value}),
+                **health.stats(self.canary.rate),
             },
-            eval={} if greedy is None else {"greedy": greedy},
+            eval={} if health.greedy is None else {"greedy": health.greedy},
+            good=self.version if self.canary.good is None else self.canary.good.version,
+            rolled_back=None if health.good is None else health.good.version,
         )
 
     def published(self, message: Published) -> None:
@@ -217,6 +315,11 @@ class Learner:
         if message.version > self.version:
             self.examiner.versions.alias(message.version, self.version)
             self.version = message.version
+
+
+def _proven(judged: Sequence[Judged]) -> set[bytes]:
+    """Keys that are put into quarantine for what one verdict says. [REP-2]"""
+    return {one.receipt.peer for one in judged if one.receipt.code in (Code.DRIFT, Code.WRONG_CHECKPOINT)}
 
 
 def _resumed(optimizer: Optimizer, state: Path) -> str:
@@ -244,9 +347,10 @@ def serve(pipe: ParentPipe[FromLearner, ToLearner]) -> None:
         match message:
             case Open():
                 learner = Learner.open(message)
-                pipe.send(Opened(learner.evaluate() if message.evaluate else None, learner.note))
-            case Verify(groups) if learner is not None:
+                pipe.send(learner.opened(message))
+            case Verify(groups, distrusted) if learner is not None:
                 pipe.send(Verdicts(learner.verify(groups)))
+                learner.drop(distrusted)
                 while (updated := learner.step()) is not None:
                     pipe.send(updated)
                 pipe.send(Rested(len(learner.held)))

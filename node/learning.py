@@ -119,7 +119,8 @@ EXPLAINED: Mapping[str, str] = {
     "audit": "share of an active key's groups whose tokens are recomputed; all of any other key's are",
     "peer_share": "largest share of an update that one key has, where five or more take part",
     "probation_share": "largest share of an update that keys on probation have together, where others are",
-    "collapse": "rolled back when held-out accuracy falls below this share of the best; 0: never",
+    "collapse": "below this share of the best held-out accuracy (or mean reward, without held-out tasks) "
+    "the best version is taken up again, at half the rate; 0: never",
     "count_flat": "whether groups without signal count in the mean of the loss",
 }
 

@@ -122,18 +122,19 @@ class Publisher:
             manifest, version=head.version + 1, parent=head.hash, beacon=self._entropy(32)
         )
 
-    def prune(self, keep: int) -> None:
-        """Deletes folders of versions that nobody needs: all but the base, the newest `keep` and those that
-        rollouts may still be verified against; of optimizer states all but the newest."""
+    def prune(self, keep: int, good: int = 0) -> None:
+        """Deletes folders of versions that nobody needs: all but the base, the newest `keep`, those that
+        rollouts may still be verified against, and `good`, which the run may have to go back to; of optimizer
+        states all but the newest and that of `good`."""
         folders = sorted(self._folder.path.glob("checkpoints/[0-9]*"), key=_number)
         needed = {folder.name for folder in (*self.folders.values(), *folders[-keep:], *folders[:1])}
         for folder in folders:
-            if folder.name not in needed:
+            if folder.name not in needed and _number(folder) != good:
                 self._index.drop(folder)
                 shutil.rmtree(folder, ignore_errors=True)
         newest = _number(self.folders[self.head.version])
         for folder in self._folder.path.glob("optimizer/[0-9]*"):
-            if _number(folder) < newest:
+            if _number(folder) < newest and _number(folder) != good:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def seal(self, kind: Kind, body: bytes) -> bytes:

@@ -27,6 +27,7 @@ from nous_node.protocol.rollouts import RolloutGroup
 from nous_node.protocol.runs import Invite
 
 from .blobs import BlobIndex, serve_run
+from .canary import rollback_sentence
 from .config import Settings
 from .discovery import nearby
 from .events import Note, Report, RunReady, Summary
@@ -237,9 +238,11 @@ class _Trainer:
         head = self.publisher.update(updated)
         self.renewals.updated(trio.current_time())
         self.report(self.training.published(head, updated))
+        if updated.rolled_back is not None:
+            self.report(Note(rollback_sentence(updated), "warning"))
         await self._announce(head)
         await self.lessons.coach.published(head.version)
-        self.publisher.prune(self.keep)
+        self.publisher.prune(self.keep, updated.good)
 
     async def _beacon_loop(self) -> None:
         """Draws a new beacon for keys heard of since the last one, when no update is near. [TSK-6]"""

@@ -35,6 +35,7 @@ class Training:
         self._recent: deque[tuple[float, int]] = deque()
         self._accepted = self._tokens_verified = self._tokens_trained = self._wire = 0
         self._refused: Counter[str] = Counter()
+        self._rollbacks = 0
         self._network: dict[str, int] = {}
         self._last = VersionReport(-1, "")
 
@@ -76,6 +77,7 @@ class Training:
         stats = updated.stats
         self.greedy = updated.eval.get("greedy", self.greedy)
         self._tokens_trained += int(stats.get("tokens", 0))
+        self._rollbacks += updated.rolled_back is not None
         self._last = VersionReport(
             version=head.version,
             checkpoint=head.hash.hex(),
@@ -89,6 +91,7 @@ class Training:
             loss=stats.get("loss", 0.0),
             kl=stats.get("kl", 0.0),
             grad_norm=stats.get("grad_norm", 0.0),
+            rolled_back=updated.rolled_back,
             seconds=time.monotonic() - self._started,
         )
         return self._last
@@ -126,6 +129,7 @@ class Training:
             accepted=self._accepted,
             refused=dict(self._refused),
             waiting=self._journal.count_pending(),
+            rollbacks=self._rollbacks,
             groups_per_second=self._rate(),
             wire_bytes=self._wire,
             network=self._network,

@@ -273,9 +273,10 @@ class PlainWording:
 
 def version_line(report: VersionReport) -> str:
     greedy = "" if report.greedy is None else f", held-out greedy {share(report.greedy)}"
+    again = "" if report.rolled_back is None else f", the weights of version {report.rolled_back} again"
     return (
         f"version {report.version}: reward {report.reward:.2f}, correct {share(report.correct)}{greedy}, "
-        f"{plural(report.groups, 'group')}, staleness {report.staleness:.1f}"
+        f"{plural(report.groups, 'group')}, staleness {report.staleness:.1f}{again}"
     )
 
 

@@ -66,9 +66,18 @@ def save_checkpoint(policy: Policy, folder: Path, dtype: str | None = None, *, d
     _write_whole(folder, write, durable)
 
 
-def save_private(optimizer: Optimizer, folder: Path, *, durable: bool = True) -> None:
-    """Writes what only the trainer needs to go on, in the same all-or-nothing way."""
-    _write_whole(folder, optimizer.save, durable)
+def save_private(
+    optimizer: Optimizer, folder: Path, beside: Mapping[str, bytes] | None = None, *, durable: bool = True
+) -> None:
+    """Writes what only the trainer needs to go on, in the same all-or-nothing way; `beside`: more files, by
+    name."""
+
+    def write(place: Path) -> None:
+        optimizer.save(place)
+        for name, data in (beside or {}).items():
+            (place / name).write_bytes(data)
+
+    _write_whole(folder, write, durable)
 
 
 def load_weights(policy: Policy, folder: Path) -> None:

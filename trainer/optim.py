@@ -72,6 +72,15 @@ class Optimizer:
             fused=True,
         )
 
+    @torch.no_grad()
+    def reset(self) -> None:
+        """As new, for the policy's weights as they are now."""
+        self._inner.state.clear()
+        self.steps = 0
+        for name, weight in self._named.items():
+            if self._masters[name] is not weight:
+                self._masters[name].copy_(weight)
+
     def refresh(self) -> None:
         """Back to the full rate, where it has begun to fall: the tasks became harder."""
         self.steps = min(self.steps, self.config.hold) if self.config.hold else self.steps

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from nous_node.envs.registry import make_entry
-from nous_node.node.evaluation import held_out_accuracy
+from nous_node.node.evaluation import Accuracy, held_out_accuracy
 from nous_node.node.runfolder import RunFolder
 
 TASKS = 256
@@ -22,7 +22,8 @@ def environment(base_run: RunFolder) -> Any:
 def test_the_embedded_default_can_sort_sometimes(base_run, base_policy, environment) -> None:
     greedy = held_out_accuracy(base_policy, [environment], base_run.manifest.sampling, TASKS)
     assert greedy is not None
-    assert 0.3 < greedy < 0.6
+    assert greedy.asked == TASKS
+    assert 0.3 < greedy.share < 0.6
 
 
 def test_sampling_at_temperature_1_is_worse_than_the_most_probable_answer(
@@ -33,7 +34,7 @@ def test_sampling_at_temperature_1_is_worse_than_the_most_probable_answer(
     sampled = held_out_accuracy(base_policy, [environment], rules, TASKS, temperature=1.0)
     assert sampled is not None
     assert greedy is not None
-    assert 0 < sampled < greedy
+    assert 0 < sampled.share < greedy.share
 
 
 def test_it_is_measured_the_same_twice(base_run, base_policy, environment) -> None:
@@ -67,4 +68,4 @@ def test_environments_without_held_out_tasks_do_not_count(base_run, base_policy,
 def test_an_answer_without_an_end_scores_nothing(base_run, base_policy, environment) -> None:
     """Four digits and the end need five tokens."""
     short = msgspec.structs.replace(base_run.manifest.sampling, max_tokens=4)
-    assert held_out_accuracy(base_policy, [environment], short, 32) == 0.0
+    assert held_out_accuracy(base_policy, [environment], short, 32) == Accuracy(0, 32)
