@@ -3,6 +3,16 @@
 The counters 0, 1, 2, ... of a checkpoint name tasks of all environments of the run; those of environments
 that are not played here are passed over. A trainer takes no counter that is far from the last one it saw, so
 where the environments played here hardly ever come up, a checkpoint may have no task for us.
+
+A task is a function of public values, so one that was lost with a worker or a node is made again before any
+new one is begun: a trainer takes nothing of whoever leaves too many out. [TSK-7] One task may be what the
+worker dies of: those that were in work when it died are given out alone, and the one over which it dies again
+is left.
+
+    new or left over -> in work -> a group (`Outbox.put`)
+                           |  ^
+                      lost v  | once, alone
+                        suspect -> left, where the worker dies again
 """
 
 from __future__ import annotations
@@ -19,7 +29,7 @@ from .outbox import Outbox
 from .worker_messages import Order
 
 BLOCK = 64
-"""Counters reserved at once: one transaction for a batch. A restart skips the rest."""
+"""Counters reserved at once: one transaction for a batch."""
 
 MAX_PASSED_OVER = MAX_COUNTER_GAP // 4
 """Counters in a row without a task for us before the checkpoint is left: groups that are lost on their way
@@ -40,7 +50,13 @@ class Assignments:
         self._run, self._key, self._manifest = run, key, manifest
         self._environments, self._outbox = environments, outbox
         self._checkpoint = b""
+        self._left: deque[int] = deque()
+        """Handed out before this node was started, without a group."""
         self._reserved: deque[int] = deque()
+        self._suspects: deque[Order] = deque()
+        """Were in work when the worker died, and are tried alone."""
+        self._suspected: Order | None = None
+        """The one that is in work alone."""
         self._passed_over = 0
 
     def has_none(self, head: Head) -> bool:
@@ -48,21 +64,41 @@ class Assignments:
         return head.hash == self._checkpoint and self._passed_over >= MAX_PASSED_OVER
 
     def take(self, head: Head, size: int) -> list[Order]:
-        """The next `size` tasks under a checkpoint; fewer, or none, where `has_none` says so from now on."""
+        """The next tasks under a checkpoint, `size` at most; none where `has_none` says so from now on."""
         if head.hash != self._checkpoint:
-            self._checkpoint, self._passed_over = head.hash, 0
-            self._reserved.clear()
+            self._begin(head)
+        self._suspected = None
+        if self._suspects:
+            self._suspected = self._suspects.popleft()
+            return [self._suspected]
         orders: list[Order] = []
+        while self._left and len(orders) < size:
+            order = self._order(head, self._left.popleft())
+            orders += [] if order is None else [order]
         while len(orders) < size and self._passed_over < MAX_PASSED_OVER:
             if not self._reserved:
                 self._reserved.extend(self._outbox.counters(head.hash, BLOCK))
             order = self._order(head, self._reserved.popleft())
-            if order is None:
-                self._passed_over += 1
-            else:
-                self._passed_over = 0
-                orders.append(order)
+            self._passed_over = self._passed_over + 1 if order is None else 0
+            orders += [] if order is None else [order]
         return orders
+
+    def lost(self, orders: Collection[Order]) -> Order | None:
+        """The worker died over what `take` gave last; the one to give up for it, if any is."""
+        guilty, self._suspected = self._suspected, None
+        if guilty is None:
+            self._suspects.extend(orders)
+        return guilty
+
+    def gave_up(self, counter: int) -> None:
+        """A task of the checkpoint in work became no group, and never will."""
+        self._outbox.skip(self._checkpoint, counter)
+
+    def _begin(self, head: Head) -> None:
+        self._checkpoint, self._passed_over = head.hash, 0
+        self._reserved.clear()
+        self._suspects.clear()
+        self._left = deque(self._outbox.unfinished(head.hash))
 
     def _order(self, head: Head, counter: int) -> Order | None:
         seed = task_seed(self._run, head.hash, head.manifest.beacon, self._key, counter)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import trio
 
-from nous_node.protocol.receipts import Receipt
+from nous_node.protocol.receipts import Receipt, Standing
 
 from .events import Summary, VolunteerStatus
 from .following import Following, Head
@@ -27,6 +27,8 @@ class Contribution:
         self.doing = "starting"
         self.known_from = -1
         """Newest version when our key was made known: later ones count. -1: not made known yet."""
+        self.standing: Standing | None = None
+        """What a trainer said last of our key."""
         self._following, self._outbox = following, outbox
         self._head: Head | None = None
         self._started = time.monotonic()
@@ -118,6 +120,7 @@ class Contribution:
         now = time.monotonic()
         head = self._head
         since = now - self._first_batch if self._first_batch is not None else 0.0
+        standing = self.standing
         return VolunteerStatus(
             run=self._following.run.hex(),
             name=self._following.manifest.name,
@@ -133,6 +136,9 @@ class Contribution:
             accepted=self._accepted,
             refused=dict(self._refused),
             credit=self._credit,
+            state="" if standing is None else standing.state,
+            rank=0 if standing is None else standing.rank,
+            of=0 if standing is None else standing.of,
             generating_share=min(1.0, self._worked / since) if since > 0 else 0.0,
             network=self._network,
             seconds=now - self._started,

@@ -1,7 +1,8 @@
 """The worker process as the volunteer sees it: orders in, groups out, and a new process when one dies.
 
 A worker that hangs (no sign of life), grows beyond its memory or crashes is ended; the orders in work are
-given up and the caller is told in one sentence. Nothing that happens in a worker ends the node.
+lost and the caller is told in one sentence. Nothing that happens in a worker ends the node, except that the
+worker finds that what it makes would be refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from nous_node.protocol.errors import LocalError
 from .child_log import open_log
 from .pipe import ChildDied, ChildPipe, end_child, start_child
 from .worker_messages import (
+    Checked,
+    Checking,
     Failed,
     FromWorker,
     Generate,
@@ -30,6 +33,7 @@ from .worker_messages import (
     Order,
     Progress,
     ToWorker,
+    Unfit,
 )
 
 START_SECONDS = 180.0
@@ -39,6 +43,9 @@ SILENCE_SECONDS = 120.0
 """A worker that samples no token for this long hangs: one step of the largest model on a CPU takes
 seconds, and an environment's scorer has its own deadline well below."""
 
+CHECK_SECONDS = 600.0
+"""For a worker that verifies its first groups: the weights once more in float32, read on a CPU."""
+
 MEMORY_CHECK_SECONDS = 1.0
 
 WORKER = "nous_node.node.worker"
@@ -46,7 +53,15 @@ WORKER = "nous_node.node.worker"
 
 
 class WorkerError(LocalError):
-    """The worker could not do its work; the groups in work are given up."""
+    """The worker could not do its work; the orders in work are lost."""
+
+
+class UnfitEngineError(LocalError):
+    """What is made on this machine would be refused by the run; the text says what to try."""
+
+
+def _ignore(checked: Checked) -> None:
+    pass
 
 
 class Engine:
@@ -87,14 +102,25 @@ class Engine:
                 case other:
                     raise WorkerError(_unexpected(other))
 
-    async def generate(self, orders: Sequence[Order], progress: Callable[[int], None]) -> list[Group]:
-        """Groups for all orders; `progress` hears of sampled tokens. Raises WorkerError."""
+    async def generate(
+        self,
+        orders: Sequence[Order],
+        progress: Callable[[int], None],
+        checked: Callable[[Checked], None] = _ignore,
+    ) -> list[Group]:
+        """Groups for all orders; `progress` hears of sampled tokens, `checked` of how the worker verified its
+        first groups. Raises WorkerError, and UnfitEngineError where they would be refused."""
         async with self._conversation() as pipe:
             await pipe.send(Generate(list(orders)))
+            silence = self._silence
             while True:
-                match await self._answer(pipe, self._silence):
+                match await self._answer(pipe, silence):
                     case Progress(tokens):
                         progress(tokens)
+                    case Checking():
+                        silence = CHECK_SECONDS
+                    case Checked() as told:
+                        checked(told)
                     case Made(groups):
                         return groups
                     case other:
@@ -137,7 +163,7 @@ class Engine:
             done = True
         except ChildDied as error:
             why, self._why = self._why or str(error), ""
-            raise WorkerError(f"{why} The groups in work are given up; its log is {self._log}.") from error
+            raise WorkerError(f"{why} The groups in work are made again; its log is {self._log}.") from error
         finally:
             if not done:
                 await self.close()
@@ -161,11 +187,13 @@ class Engine:
 
     async def _answer(
         self, pipe: ChildPipe[ToWorker, FromWorker], seconds: float
-    ) -> Loaded | Progress | Made:
+    ) -> Loaded | Progress | Checking | Checked | Made:
         with trio.move_on_after(seconds):
             message = await pipe.receive()
             if isinstance(message, Failed):
                 raise WorkerError(message.text)
+            if isinstance(message, Unfit):
+                raise UnfitEngineError(message.text)
             return message
         raise ChildDied(f"The worker gave no sign of life for {seconds:.0f} s and was ended.")
 

@@ -76,6 +76,7 @@ def volunteer_panel(status: VolunteerStatus, source: str = "") -> Panel:
         ("speed", f"{count(status.tokens_per_second)} tokens/s, busy {share(status.generating_share)}"),
         ("groups", f"{status.accepted:,} accepted, {refusals(status.refused)}, {waiting}{given_up}"),
         ("credit", f"{plural(status.credit, 'token')} of {status.generated_tokens:,} sampled"),
+        ("standing", _standing(status)),
         ("now", printable(status.doing, 120)),
     ]
     return _panel(source or "volunteer", rows, status.seconds)
@@ -125,6 +126,14 @@ def _curves(versions: list[VersionReport], *, ascii_only: bool) -> list[tuple[st
         line = sparkline(greedy, CURVE_WIDTH, ascii_only=ascii_only)
         rows.append(("greedy", f"{line} {greedy[-1]:.2f}"))
     return rows
+
+
+def _standing(status: VolunteerStatus) -> str:
+    """`active, rank 3 of 12`"""
+    if not status.state:
+        return "the trainer has not said yet"
+    rank = f", rank {status.rank:,} of {status.of:,}" if status.rank else ""
+    return f"{printable(status.state, 32)}{rank}"
 
 
 def _version(version: int) -> str:

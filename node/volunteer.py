@@ -3,8 +3,8 @@
     connect -> run manifest -> hello -> checkpoint -> (assigned tasks -> worker -> outbox -> gossip)*
 
 Each `_loop` below is one task of the nursery. They meet in `Following` (new heads), in the outbox (groups
-and receipts) and in a bounded channel (groups to publish). Cancelling the nursery loses nothing: a group is
-in the outbox before it is published, and stays there until a receipt names it or it is too old.
+and receipts) and in `Sending` (groups to publish). Cancelling the nursery loses nothing: a group is in the
+outbox before it is published, and stays there until a receipt names it or it is too old.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from importlib import metadata
 
 import trio
 
-from nous_node.protocol.envelope import Kind, seal
+from nous_node.protocol.envelope import Kind
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import Verdict, judge_checkpoint, judge_receipts
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Receipts
 from nous_node.protocol.rollouts import Engine as EngineFacts
-from nous_node.protocol.runs import Invite, shard_of
+from nous_node.protocol.runs import Invite
 
 from .assignments import Assignments
 from .blobs import serve_run
@@ -30,21 +30,19 @@ from .engine import Engine, WorkerError
 from .events import Note, Report, Summary
 from .following import INBOX, Following, Head, drain, now_ms
 from .holdings import Holdings
-from .home import Home
+from .home import Home, StorageError
 from .joined import JoinedFolder, connecting, enter, entered, playable, refuse_too_large
 from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .outbox import Outbox
-from .pacing import OwnRate, Pacing
-from .worker_messages import ENGINE, Group, Load, Loaded
+from .pacing import Pacing
+from .restraint import Restraint
+from .sending import Sending
+from .worker_messages import ENGINE, Checked, FirstGroups, Group, Load, Order
 
 HELLO_SECONDS = 10.0
 """Between greetings while no checkpoint counts for our key yet."""
-
-RESEND_SECONDS = 10.0
-"""A group without a receipt for this long is sent again, sealed anew; then after twice as long, and so on: a
-trainer that is slow gets few repeats, a message that was lost is missed for seconds."""
 
 STATUS_SECONDS = 1.0
 
@@ -55,12 +53,9 @@ of a call is below a hundredth of it."""
 MAX_BATCH = 64
 """Groups of one batch."""
 
-UNSENT = 16
-"""Finished groups that may wait for the network before generation waits too: a trainer that stops reading
-has enough, and more would be stale when it reads again."""
-
-NOBODY_SECONDS = 0.5
-"""After a message that nobody could be given."""
+FIRST_GROUPS = 4
+"""Groups of each new worker process that are verified here before they are published: one already shows
+another dtype or a wrong kernel; a batch of two or three shows padding."""
 
 MAX_FAILURES = 5
 """Workers that die one after the other, without a group between, before the volunteer gives up."""
@@ -114,21 +109,17 @@ class _Volunteer:
         self.settings, self.identity, self.folder = settings, identity, folder
         self.network, self.following, self.outbox, self.report = network, following, outbox, report
         self.manifest = following.manifest
-        self.topic = following.topics.rollouts(shard_of(identity.key, self.manifest.shards))
         self.holdings = Holdings(network, following, folder, settings.disk, report)
         self.engine_facts = EngineFacts(ENGINE, metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
         self.contribution.known_from = outbox.known_from
+        self.restraint = Restraint(identity.key, outbox, report)
+        self.contribution.standing = self.restraint.standing
+        self.sending = Sending(identity, network, following, outbox, self.contribution, self.restraint)
         environments = playable(self.manifest, settings.env, report)
         self.assignments = Assignments(following.run, identity.key, self.manifest, environments, outbox)
         self.pacing = Pacing(self.manifest.staleness)
-        self.rate = OwnRate(self.manifest.limits.groups_per_second, now_ms())
-        self.versions: dict[bytes, int] = {}
-        """Id in the outbox -> version, of groups without a receipt."""
         self.ending = False
-        self.unpublished: set[bytes] = set()
-        """Ids of groups that wait to be published for the first time."""
-        self.unsent, self.to_send = trio.open_memory_channel[tuple[bytes, bytes]](UNSENT)
         self.engine = Engine(
             memory=settings.memory,
             nice=settings.nice,
@@ -152,8 +143,9 @@ class _Volunteer:
                     self._hello_loop,
                     self.holdings.head_loop,
                     self.holdings.fetch_loop,
-                    self._publish_loop,
-                    self._resend_loop,
+                    self.sending.publish_loop,
+                    self.sending.resend_loop,
+                    self.restraint.watch,
                     self._status_loop,
                     self.engine.watch_memory,
                 ):
@@ -191,15 +183,24 @@ class _Volunteer:
     def _judge_receipts(self, data: bytes, forwarder: str) -> Verdict:
         judgement = judge_receipts(self.following.view, data, now_ms())
         if isinstance(judgement.body, Receipts) and judgement.envelope is not None:
-            mine = [item for item in judgement.body.items if item.peer == self.identity.key]
-            for item in self.outbox.acknowledge(mine, data):
-                self.contribution.note(item)
-                lag = self.following.version - self.versions.pop(item.rollout, self.following.version)
-                self.pacing.receipt(lag, item.code == Code.STALE)
-                if item.code == Code.KEY_TOO_NEW:
-                    heard = self.following.version if item.threshold is None else int(item.threshold) - 1
-                    self._note_known(heard)
+            self._note_receipts(judgement.body, judgement.envelope.head.ts, data)
         return judgement.verdict
+
+    def _note_receipts(self, body: Receipts, ts: int, data: bytes) -> None:
+        """What a trainer says of us in the envelope `data` of time `ts`. [RCP-3] [RCP-6] [RCP-7]"""
+        mine = [item for item in body.items if item.peer == self.identity.key]
+        for item in self.outbox.acknowledge(mine, data):
+            self.contribution.note(item)
+            self.pacing.receipt(self.sending.settled(item.rollout), item.code == Code.STALE)
+            if item.code == Code.KEY_TOO_NEW:
+                heard = self.following.version if item.threshold is None else int(item.threshold) - 1
+                self._note_known(heard)
+        for item in mine:
+            self.restraint.note_receipt(item, ts)
+        for standing in body.standings:
+            if standing.peer == self.identity.key:
+                self.restraint.note_standing(standing, ts, data)
+                self.contribution.standing = self.restraint.standing
 
     # --- what goes out ---------------------------------------------------------------------------
 
@@ -210,7 +211,9 @@ class _Volunteer:
                 hello = Hello(f"nous-node/{self.engine_facts.version}", self.engine_facts)
                 version = self.following.version
                 try:
-                    await self.network.publish(self.topic, self._sealed(Kind.HELLO, hello.to_bytes()))
+                    await self.network.publish(
+                        self.sending.topic, self.sending.sealed(Kind.HELLO, hello.to_bytes())
+                    )
                     if not 0 <= self.contribution.known_from <= version:  # or of a journal that was lost
                         self._note_known(version)
                 except NoSubscribersError:
@@ -232,6 +235,10 @@ class _Volunteer:
         loaded: Head | None = None
         batch, failures = 1, 0
         while not self.ending:
+            if self.restraint.holds:
+                self.contribution.doing = self.restraint.doing()
+                await self.restraint.lifted()
+                continue
             room = await self._room(batch)  # first: versions come and go while receipts are waited for
             head = await self._usable_head()
             try:
@@ -273,16 +280,21 @@ class _Volunteer:
             self.contribution.doing = "waiting for receipts"
             await self.contribution.changed()
 
-    async def _load(self, head: Head) -> Loaded:
+    async def _load(self, head: Head) -> None:
         self.holdings.in_use = head
-        return await self.engine.load(
+        loaded = await self.engine.load(
             Load(
                 folder=str(self.holdings.folder(head)),
                 checkpoint=head.hash,
                 device=self.settings.device,
                 threads=self.settings.threads,
                 manifest=self.manifest.to_bytes(),
+                memory=self.settings.memory,
+                first=FirstGroups(FIRST_GROUPS, self.following.run, self.identity.key, head.manifest.beacon),
             )
+        )
+        self.outbox.note_engine(
+            EngineFacts(loaded.engine_name, loaded.engine_version, loaded.dtype, loaded.device)
         )
 
     async def _batch(self, head: Head, size: int) -> int:
@@ -292,94 +304,50 @@ class _Volunteer:
             return size
         self.contribution.doing = f"generating {len(orders)} groups"
         started = time.monotonic()
-        with self.contribution.working():
-            groups = await self.engine.generate(orders, self.contribution.sampled)
+        groups = await self._made(orders)
         took = time.monotonic() - started
         finished = [item for group in groups if (item := self._finished(head, group)) is not None]
         for item in finished:
-            await self.unsent.send(item)
+            await self.sending.send(item)
         if took < BATCH_SECONDS / 2:
             return min(MAX_BATCH, size * 2)
         return max(1, int(size * min(1.0, BATCH_SECONDS / took)))
 
+    async def _made(self, orders: list[Order]) -> list[Group]:
+        """Raises WorkerError; the orders are given out again then."""
+        try:
+            with self.contribution.working():
+                return await self.engine.generate(orders, self.contribution.sampled, self._checked)
+        except WorkerError:
+            guilty = self.assignments.lost(orders)
+            if guilty is not None:
+                self._gave_up(
+                    guilty.counter, f"Task {guilty.counter} is left: the worker died over it twice."
+                )
+            raise
+
+    def _checked(self, checked: Checked) -> None:
+        self.report(Note(checked.text, "info" if checked.done else "warning"))
+
     def _finished(self, head: Head, group: Group) -> tuple[bytes, bytes] | None:
-        """Id and envelope of the sealed group, which from here on survives whatever happens to this process;
-        None where there is nothing to publish, and a sentence says why."""
+        """Id and envelope of the stored group; None where there is none, and a sentence says why."""
         if group.failure:
-            self._gave_up(group.failure)
+            self._gave_up(group.counter, group.failure)
             return None
         try:
-            data = self._sealed(Kind.ROLLOUT, group.body)
+            item = self.sending.store(head, group.counter, group.body)
+        except StorageError:
+            raise
         except LocalError as error:
-            self._gave_up(f"{error} The group is given up: this run has no room for it.")
+            self._gave_up(group.counter, f"{error} The group is given up: this run has no room for it.")
             return None
-        rollout = self.outbox.put(data, checkpoint=head.hash, version=head.version, counter=group.counter)
-        self.versions[rollout] = head.version
-        self.unpublished.add(rollout)
         self.contribution.sent(group)
-        return rollout, data
+        return item
 
-    def _gave_up(self, why: str) -> None:
+    def _gave_up(self, counter: int, why: str) -> None:
+        self.assignments.gave_up(counter)
         self.contribution.give_up(1)
         self.report(Note(why, "warning"))
-
-    async def _publish_loop(self) -> None:
-        async for rollout, data in self.to_send:
-            await self.network.wait_subscriber(self.topic)
-            while rollout in self.versions:  # otherwise it became too old while nobody listened
-                try:
-                    await self._publish(data)
-                    break
-                except NoSubscribersError:
-                    await trio.sleep(NOBODY_SECONDS)
-                    await self.network.wait_subscriber(self.topic)
-            self.unpublished.discard(rollout)
-
-    async def _publish(self, data: bytes) -> None:
-        """Raises NoSubscribersError; nothing was sent then."""
-        await trio.sleep(self.rate.delay(now_ms()))
-        await self.network.publish(self.topic, data)
-
-    async def _resend_loop(self) -> None:
-        while True:
-            silence = RESEND_SECONDS
-            with trio.move_on_after(RESEND_SECONDS / 2):
-                await self._heard_again()
-                silence = 0.0  # what was on its way when the line broke may be lost
-            horizon = self.following.version - self.manifest.staleness
-            self.contribution.give_up(self.outbox.drop_stale(now_ms(), horizon))
-            self.versions = {
-                rollout: version for rollout, version in self.versions.items() if version >= horizon
-            }
-            for rollout in self.outbox.due(now_ms(), int(silence * 1000)):
-                body = self.outbox.content(rollout)
-                if body is None or rollout in self.unpublished:  # a receipt came meanwhile; or its turn comes
-                    continue
-                data = self._sealed(Kind.ROLLOUT, body)
-                self.outbox.repeat(rollout, data)
-                try:
-                    await self._publish(data)
-                except NoSubscribersError:
-                    break
-                self.outbox.was_repeated(rollout, now_ms())
-
-    async def _heard_again(self) -> None:
-        """Until somebody reads our topic, after nobody did."""
-        for peer in self.network.subscribers(self.topic):
-            await self.network.wait_lost(peer)
-        await self.network.wait_subscriber(self.topic)
-
-    def _sealed(self, kind: Kind, body: bytes) -> bytes:
-        return seal(
-            self.identity,
-            kind,
-            self.following.run,
-            body,
-            seq=self.outbox.next_seq(),
-            ts=now_ms(),
-            limit=self.manifest.rollout_envelope_limit,
-            body_limit=self.manifest.rollout_body_limit,
-        )
 
     async def _status_loop(self) -> None:
         losses = Losses(self.report)

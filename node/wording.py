@@ -6,6 +6,7 @@ in a run's name could otherwise repaint the screen or type into the shell.
 
 from __future__ import annotations
 
+import time
 import unicodedata
 from collections.abc import Mapping, Sequence
 
@@ -64,6 +65,12 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def moment(milliseconds: float) -> str:
+    """Unix milliseconds as local time: `14:02` where that is today, else `2026-11-30 14:02`."""
+    then, today = time.localtime(milliseconds / 1000), time.localtime()
+    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 
 def refusals(refused: Mapping[str, int]) -> str:

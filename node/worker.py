@@ -29,9 +29,11 @@ from nous_node.trainer.generate import Request, generate
 from nous_node.trainer.policy import Policy
 
 from .pipe import ParentPipe
+from .selfcheck import SelfCheck, UnfitError
 from .versions import folder_tensors
 from .worker_messages import (
     ENGINE,
+    Checking,
     Failed,
     FromWorker,
     Generate,
@@ -42,6 +44,7 @@ from .worker_messages import (
     Order,
     Progress,
     ToWorker,
+    Unfit,
 )
 
 PROGRESS_SECONDS = 0.5
@@ -54,15 +57,28 @@ class Ready:
     def __init__(self, policy: Policy, load: Load) -> None:
         self.policy = policy
         self.device = load.device
+        self.folder = Path(load.folder)
         self.checkpoint = load.checkpoint
-        self.manifest_bytes = load.manifest
         self.manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
         self.settings = PolicySettings.of(self.manifest, policy.tokenizer)
         self._environments: dict[int, Environment] = {}
+        self.selfcheck: SelfCheck | None = None
+        if load.first is not None:
+            self.selfcheck = SelfCheck(
+                load.first, self.manifest, self.settings, self.environment, load.memory
+            )
 
     @property
     def said(self) -> Engine:
-        return Engine(ENGINE, metadata.version("nous-node"), self.manifest.model.dtype, self.device)
+        dtype = str(self.policy.dtype).removeprefix("torch.")
+        return Engine(ENGINE, metadata.version("nous-node"), dtype, self.device)
+
+    def take(self, load: Load) -> None:
+        """Another checkpoint of the run."""
+        self.policy.load_tensors(folder_tensors(Path(load.folder)))
+        self.folder, self.checkpoint = Path(load.folder), load.checkpoint
+        if self.selfcheck is not None and load.first is not None:
+            self.selfcheck.renew(load.first)
 
     def environment(self, index: int) -> Environment:
         if index not in self._environments:
@@ -111,9 +127,12 @@ def serve(pipe: ParentPipe[FromWorker, ToWorker]) -> None:
                 case Generate(orders) if ready is not None:
                     groups = _made(ready, orders, tell)
                     tell.flush()
+                    _check(ready, orders, groups, pipe)
                     pipe.send(Made(groups))
                 case Generate():
                     pipe.send(Failed("The worker was asked to generate before it had a policy."))
+        except UnfitError as error:
+            pipe.send(Unfit(str(error)))
         except NousError as error:
             pipe.send(Failed(str(error)))
 
@@ -123,9 +142,22 @@ def _loaded(ready: Ready | None, load: Load) -> Ready:
         manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
         policy = Policy.load(load.folder, manifest.model.dtype, load.device, load.threads)
         return Ready(policy, load)
-    ready.policy.load_tensors(folder_tensors(Path(load.folder)))
-    ready.checkpoint = load.checkpoint
+    ready.take(load)
     return ready
+
+
+def _check(
+    ready: Ready, orders: Sequence[Order], groups: Sequence[Group], pipe: ParentPipe[FromWorker, ToWorker]
+) -> None:
+    """Verifies the first groups of this process before they leave it. Raises UnfitError."""
+    if ready.selfcheck is None:
+        return
+    pipe.send(Checking())
+    told = ready.selfcheck.check(ready.policy, ready.folder, ready.checkpoint, orders, groups)
+    if told is not None:
+        pipe.send(told)
+    if not ready.selfcheck.left:
+        ready.selfcheck = None
 
 
 def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:

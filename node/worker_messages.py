@@ -8,6 +8,17 @@ ENGINE = "nous-torch"
 """What samples in the worker, as rollouts name it."""
 
 
+class FirstGroups(msgspec.Struct):
+    """How many of the first groups of a process are verified before it hands them out, and what they are
+    derived from."""
+
+    groups: int
+    run: bytes
+    key: bytes
+    beacon: bytes
+    """Of the checkpoint."""
+
+
 class Load(msgspec.Struct, tag=True):
     """Take the policy in `folder` for all orders that follow."""
 
@@ -17,6 +28,10 @@ class Load(msgspec.Struct, tag=True):
     threads: int
     manifest: bytes
     """The run manifest: sampling rules, dtype, group size, environments."""
+    memory: int = 0
+    """Bytes that the worker may take; 0: no limit."""
+    first: FirstGroups | None = None
+    """None: groups are not verified here."""
 
 
 class Order(msgspec.Struct):
@@ -48,6 +63,24 @@ class Progress(msgspec.Struct, tag=True):
     tokens: int
 
 
+class Checking(msgspec.Struct, tag=True):
+    """The first groups are made and are verified now; this may take a while."""
+
+
+class Checked(msgspec.Struct, tag=True):
+    """What there is to tell of that, in one sentence."""
+
+    text: str
+    done: bool
+    """False where they could not be verified."""
+
+
+class Unfit(msgspec.Struct, tag=True):
+    """A trainer would refuse what is made here, and the sentence says why: there are no groups."""
+
+    text: str
+
+
 class Group(msgspec.Struct):
     """One order's outcome: the body of a rollout envelope, or why there is none."""
 
@@ -68,4 +101,4 @@ class Failed(msgspec.Struct, tag=True):
 
 
 ToWorker = Load | Generate
-FromWorker = Loaded | Progress | Made | Failed
+FromWorker = Loaded | Progress | Checking | Checked | Unfit | Made | Failed

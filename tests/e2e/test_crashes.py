@@ -59,7 +59,7 @@ def test_volunteer_outlives_its_worker(run) -> None:
     run.volunteer.accepted()
     mark = run.volunteer.mark
     run.volunteer.child().kill()
-    run.volunteer.note("The groups in work are given up", since=mark)
+    run.volunteer.note("The groups in work are made again", since=mark)
     run.goes_on()
 
 

@@ -8,15 +8,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nous_node.node.assignments import MAX_PASSED_OVER, Assignments
+from nous_node.node.assignments import BLOCK, MAX_PASSED_OVER, Assignments
 from nous_node.node.following import Head
 from nous_node.node.outbox import Outbox
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest, file_entry
+from nous_node.protocol.envelope import Kind, seal
+from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import EnvironmentEntry, RunManifest
 from nous_node.protocol.tasks import assign, task_seed
 
 RUN, KEY = b"r" * 32, b"k" * 32
+ME = Identity.from_seed(bytes(32))
 
 
 @pytest.fixture
@@ -46,11 +49,48 @@ def test_every_task_is_taken_up_where_all_environments_are_played(
     assert taking.take(head(2), 1)[0].counter == 0
 
 
-def test_counters_are_not_used_again_after_a_restart(base_run: RunFolder, outbox: Outbox) -> None:
-    first, second = (
-        Assignments(RUN, KEY, base_run.manifest, {"sort-digits"}, outbox).take(head(1), 3) for _ in range(2)
-    )
-    assert not {order.counter for order in first} & {order.counter for order in second}
+def test_a_restart_begins_with_the_tasks_that_became_no_group(base_run: RunFolder, outbox: Outbox) -> None:
+    def taken(size: int) -> list[int]:
+        fresh = Assignments(RUN, KEY, base_run.manifest, {"sort-digits"}, outbox)
+        return [order.counter for order in fresh.take(head(1), size)]
+
+    assert taken(5) == [0, 1, 2, 3, 4]
+    for counter in (0, 1, 3):
+        data = seal(ME, Kind.ROLLOUT, RUN, b"body", seq=outbox.next_seq(), ts=1_000_000)
+        outbox.put(data, checkpoint=head(1).hash, version=1, counter=counter)
+    assert taken(4) == [2, 4, 5, 6]
+    assert taken(BLOCK) == [2, *range(4, BLOCK + 3)]
+
+
+def test_orders_that_a_worker_took_with_it_are_given_out_again_alone_and_first(
+    base_run: RunFolder, outbox: Outbox
+) -> None:
+    taking = Assignments(RUN, KEY, base_run.manifest, {"sort-digits"}, outbox)
+    orders = taking.take(head(1), 3)
+    assert taking.lost(orders) is None
+    assert [taking.take(head(1), 64) for _ in range(3)] == [[order] for order in orders]
+    assert [order.counter for order in taking.take(head(1), 2)] == [3, 4]
+
+
+def test_an_order_over_which_the_worker_dies_twice_is_given_up(base_run: RunFolder, outbox: Outbox) -> None:
+    taking = Assignments(RUN, KEY, base_run.manifest, {"sort-digits"}, outbox)
+    orders = taking.take(head(1), 3)
+    taking.lost(orders)
+    taking.take(head(1), 64)
+    again = taking.take(head(1), 64)
+    guilty = taking.lost(again)
+    assert guilty == orders[1]
+    taking.gave_up(guilty.counter)
+    assert taking.take(head(1), 64) == [orders[2]]
+    assert outbox.unfinished(head(1).hash) == [0, *range(2, BLOCK)]
+
+
+def test_lost_orders_of_a_checkpoint_that_is_no_longer_current_are_left(
+    base_run: RunFolder, outbox: Outbox
+) -> None:
+    taking = Assignments(RUN, KEY, base_run.manifest, {"sort-digits"}, outbox)
+    taking.lost(taking.take(head(1), 3))
+    assert [order.counter for order in taking.take(head(2), 2)] == [0, 1]
 
 
 def test_tasks_of_other_environments_are_passed_over(base_run: RunFolder, outbox: Outbox) -> None:

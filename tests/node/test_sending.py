@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import trio
 
 from nous_node.node.config import Settings
+from nous_node.node.engine import UnfitEngineError, WorkerError
 from nous_node.node.following import Following, Head
 from nous_node.node.home import Home
 from nous_node.node.joined import JoinedFolder
@@ -19,8 +21,9 @@ from nous_node.node.runfolder import RunFolder
 from nous_node.node.volunteer import _Volunteer
 from nous_node.node.worker_messages import Group
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest, file_entry
-from nous_node.protocol.envelope import unseal
+from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Receipts, Standing
 
 KEY = Identity.from_seed(b"v" * 32)
 FILES = [file_entry("model.safetensors", [b"weights"])]
@@ -74,7 +77,7 @@ class Bench:
         """Its id."""
         item = self.node._finished(HEAD, Group(counter, b"body", 4))
         assert item is not None
-        await self.node.unsent.send(item)
+        await self.node.sending.send(item)
         return item[0]
 
     def ids(self) -> list[bytes]:
@@ -95,8 +98,8 @@ async def test_a_group_goes_out_once_as_soon_as_somebody_listens(
     bench: Bench, autojump_clock: object
 ) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.node._publish_loop)
-        nursery.start_soon(bench.node._resend_loop)
+        nursery.start_soon(bench.node.sending.publish_loop)
+        nursery.start_soon(bench.node.sending.resend_loop)
         made = [await bench.makes(counter) for counter in range(3)]
         await trio.sleep(61)  # not when the loop looks up, every 5 s
         assert bench.net.sent == []
@@ -111,7 +114,7 @@ async def test_a_listener_that_is_gone_again_is_waited_for(bench: Bench, autojum
     bench.net.listen("trainer")
     bench.net.refused = 3
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.node._publish_loop)
+        nursery.start_soon(bench.node.sending.publish_loop)
         made = await bench.makes(0)
         await trio.sleep(3)
         assert bench.ids() == [made]
@@ -120,12 +123,12 @@ async def test_a_listener_that_is_gone_again_is_waited_for(bench: Bench, autojum
 
 async def test_a_group_that_became_too_old_is_not_sent(bench: Bench, autojump_clock: object) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.node._publish_loop)
+        nursery.start_soon(bench.node.sending.publish_loop)
         await bench.makes(0)
         fresh = await bench.makes(1)
         await trio.sleep(1)
-        old, _ = bench.node.versions
-        del bench.node.versions[old]
+        old, _ = bench.node.sending._versions
+        del bench.node.sending._versions[old]
         bench.net.listen("trainer")
         await trio.sleep(1)
         assert bench.ids() == [fresh]
@@ -134,9 +137,9 @@ async def test_a_group_that_became_too_old_is_not_sent(bench: Bench, autojump_cl
 
 async def test_a_repeat_counts_only_if_it_was_sent(bench: Bench, autojump_clock: object) -> None:
     made = await bench.makes(0)
-    bench.node.unpublished.discard(made)  # as after a restart
+    bench.node.sending._unpublished.discard(made)  # as after a restart
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.node._resend_loop)
+        nursery.start_soon(bench.node.sending.resend_loop)
         await trio.sleep(61)  # not when the loop looks up, every 5 s
         assert bench.times_sent() == [1]
         bench.net.refused = 1
@@ -150,3 +153,79 @@ async def test_a_repeat_counts_only_if_it_was_sent(bench: Bench, autojump_clock:
         assert len(bench.net.sent) == 1
         assert bench.times_sent() == [2]
         nursery.cancel_scope.cancel()
+
+
+class Scripted:
+    """An engine that does to each batch what it is told."""
+
+    def __init__(self, *script: Exception | None) -> None:
+        self.script = list(script)
+        self.asked: list[list[int]] = []
+
+    async def generate(self, orders: Any, progress: Any, checked: Any) -> list[Group]:
+        await trio.lowlevel.checkpoint()
+        self.asked.append([order.counter for order in orders])
+        error = self.script.pop(0) if self.script else None
+        if error is not None:
+            raise error
+        return [Group(order.counter, b"body", 4) for order in orders]
+
+
+async def test_nothing_is_stored_of_groups_that_would_be_refused(bench: Bench) -> None:
+    bench.node.engine = engine = Scripted(UnfitEngineError("logprob-mismatch"))  # type: ignore[assignment]
+    with pytest.raises(UnfitEngineError):
+        await bench.node._batch(HEAD, 3)
+    assert engine.asked == [[0, 1, 2]]
+    assert bench.outbox.history() == []
+    assert bench.net.sent == []
+    assert bench.outbox.unfinished(HEAD.hash)[:3] == [0, 1, 2]
+
+
+async def test_what_a_dying_worker_took_with_it_is_made_before_anything_new(bench: Bench) -> None:
+    died = WorkerError("out of memory")
+    bench.node.engine = engine = Scripted(died, None, died)  # type: ignore[assignment]
+    for _ in range(5):
+        try:
+            await bench.node._batch(HEAD, 3)
+        except WorkerError:
+            continue
+    assert engine.asked == [[0, 1, 2], [0], [1], [2], [3, 4, 5]]
+    assert [group.counter for group in reversed(bench.outbox.history())] == [0, 2, 3, 4, 5]
+    assert 1 not in bench.outbox.unfinished(HEAD.hash)
+
+
+def said(bench: Bench, root: Identity, standings: list[Standing], later: int = 0) -> None:
+    """A receipts message of the run's trainer comes in, `later` milliseconds from now."""
+    now = time.time_ns() // 1_000_000 + later
+    body = Receipts([], standings).to_bytes()
+    run = bench.node.following.run
+    bench.node._judge_receipts(seal(root, Kind.RECEIPTS, run, body, seq=now, ts=now), "peer")
+
+
+async def test_nothing_goes_out_while_the_key_is_in_quarantine(
+    bench: Bench, root: Identity, autojump_clock: object
+) -> None:
+    bench.net.listen("trainer")
+    waits = await bench.makes(0)
+    bench.node.sending._unpublished.discard(waits)  # as after a restart
+    until = time.time_ns() // 1_000_000 + 3_600_000
+    standing = Standing(KEY.key, "quarantine", 5, 4, 100, 0, 2, 2, until)
+    said(bench, root, standings=[standing])
+    assert bench.node.contribution.status(0).state == "quarantine"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.node.sending.publish_loop)
+        nursery.start_soon(bench.node.sending.resend_loop)
+        await bench.makes(1)
+        await trio.sleep(100)
+        assert bench.net.sent == []
+        released = Standing(KEY.key, "probation", 5, 4, 100, 0, 2, 2, 0)
+        said(bench, root, standings=[released], later=1)
+        await trio.sleep(100)
+        assert len(bench.net.sent) >= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_standings_of_other_keys_are_not_ours(bench: Bench, root: Identity) -> None:
+    said(bench, root, standings=[Standing(b"o" * 32, "banned", 0, 9, 0, 0, 0, 2, 0)])
+    assert bench.outbox.word is None
+    assert not bench.node.restraint.holds

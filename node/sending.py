@@ -1,0 +1,148 @@
+"""What a volunteer publishes: each group once as soon as somebody listens, and again while it has no receipt.
+
+    put -> outbox -> publish_loop -> gossip
+              \\-> resend_loop ------/            every RESEND_SECONDS, then after twice as long, and so on
+
+A group is in the outbox before it is published, so cancelling a loop loses nothing. While the trainer takes
+nothing of our key, nothing goes out. [RCP-7]
+"""
+
+from __future__ import annotations
+
+import trio
+
+from nous_node.protocol.envelope import Kind, seal
+from nous_node.protocol.identity import Identity
+from nous_node.protocol.runs import shard_of
+
+from .contribution import Contribution
+from .following import Following, Head, now_ms
+from .network import Network
+from .network_errors import NoSubscribersError
+from .outbox import Outbox
+from .pacing import OwnRate
+from .restraint import Restraint
+
+RESEND_SECONDS = 10.0
+"""A group without a receipt for this long is sent again, sealed anew; then after twice as long, and so on: a
+trainer that is slow gets few repeats, a message that was lost is missed for seconds."""
+
+UNSENT = 16
+"""Finished groups that may wait for the network before generation waits too: a trainer that stops reading
+has enough, and more would be stale when it reads again."""
+
+NOBODY_SECONDS = 0.5
+"""After a message that nobody could be given."""
+
+
+class Sending:
+    """Of one key in one run."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        network: Network,
+        following: Following,
+        outbox: Outbox,
+        contribution: Contribution,
+        restraint: Restraint,
+    ) -> None:
+        self._identity, self._network, self._following = identity, network, following
+        self._outbox, self._contribution, self._restraint = outbox, contribution, restraint
+        manifest = following.manifest
+        self.topic = following.topics.rollouts(shard_of(identity.key, manifest.shards))
+        self._rate = OwnRate(manifest.limits.groups_per_second, now_ms())
+        self._versions: dict[bytes, int] = {}
+        """Id in the outbox -> version, of groups without a receipt."""
+        self._unpublished: set[bytes] = set()
+        """Ids of groups that wait to be published for the first time."""
+        self._to_send, self._unsent = trio.open_memory_channel[tuple[bytes, bytes]](UNSENT)
+
+    def store(self, head: Head, counter: int, body: bytes) -> tuple[bytes, bytes]:
+        """Id and envelope of the sealed group, which from here on survives whatever happens to this process.
+
+        Raises LocalError where it is larger than the run has room for.
+        """
+        data = self.sealed(Kind.ROLLOUT, body)
+        rollout = self._outbox.put(data, checkpoint=head.hash, version=head.version, counter=counter)
+        self._versions[rollout] = head.version
+        self._unpublished.add(rollout)
+        return rollout, data
+
+    async def send(self, item: tuple[bytes, bytes]) -> None:
+        """Hands on what `store` gave; waits while UNSENT groups wait already."""
+        await self._to_send.send(item)
+
+    def settled(self, rollout: bytes) -> int:
+        """A receipt has come: how many versions the group is behind by now."""
+        return self._following.version - self._versions.pop(rollout, self._following.version)
+
+    def sealed(self, kind: Kind, body: bytes) -> bytes:
+        """An envelope of ours. Raises LocalError where it is too large."""
+        manifest = self._following.manifest
+        return seal(
+            self._identity,
+            kind,
+            self._following.run,
+            body,
+            seq=self._outbox.next_seq(),
+            ts=now_ms(),
+            limit=manifest.rollout_envelope_limit,
+            body_limit=manifest.rollout_body_limit,
+        )
+
+    async def publish_loop(self) -> None:
+        """Each group for the first time, in the order in which they were made."""
+        async for rollout, data in self._unsent:
+            await self._network.wait_subscriber(self.topic)
+            await self._restraint.lifted()
+            while rollout in self._versions:  # otherwise it became too old while nobody listened
+                try:
+                    await self._publish(data)
+                    break
+                except NoSubscribersError:
+                    await trio.sleep(NOBODY_SECONDS)
+                    await self._network.wait_subscriber(self.topic)
+            self._unpublished.discard(rollout)
+
+    async def resend_loop(self) -> None:
+        """Each group without a receipt again, until it has one or is too old."""
+        while True:
+            silence = RESEND_SECONDS
+            with trio.move_on_after(RESEND_SECONDS / 2):
+                await self._heard_again()
+                silence = 0.0  # what was on its way when the line broke may be lost
+            self._drop_stale()
+            if self._restraint.holds:
+                continue
+            for rollout in self._outbox.due(now_ms(), int(silence * 1000)):
+                body = self._outbox.content(rollout)
+                if (
+                    body is None or rollout in self._unpublished
+                ):  # a receipt came meanwhile, or its turn comes
+                    continue
+                data = self.sealed(Kind.ROLLOUT, body)
+                self._outbox.repeat(rollout, data)
+                try:
+                    await self._publish(data)
+                except NoSubscribersError:
+                    break
+                self._outbox.was_repeated(rollout, now_ms())
+
+    def _drop_stale(self) -> None:
+        horizon = self._following.version - self._following.manifest.staleness
+        self._contribution.give_up(self._outbox.drop_stale(now_ms(), horizon))
+        self._versions = {
+            rollout: version for rollout, version in self._versions.items() if version >= horizon
+        }
+
+    async def _publish(self, data: bytes) -> None:
+        """Raises NoSubscribersError; nothing was sent then."""
+        await trio.sleep(self._rate.delay(now_ms()))
+        await self._network.publish(self.topic, data)
+
+    async def _heard_again(self) -> None:
+        """Until somebody reads our topic, after nobody did."""
+        for peer in self._network.subscribers(self.topic):
+            await self._network.wait_lost(peer)
+        await self._network.wait_subscriber(self.topic)
