@@ -21,6 +21,7 @@ import vectors_peers
 import vectors_rollouts
 import vectors_runs
 import vectors_schema
+import vectors_states
 import vectors_tasks
 import vectors_verification
 from vectors_world import MANIFEST, RUN, SEEDS
@@ -41,6 +42,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "uniforms": ("Keystreams and uniforms: chapter 06.", vectors_tasks.streams),
     "choices": ("Tokens chosen on given logits (null: minus infinity): chapter 06.", vectors_tasks.choices),
     "distances": ("How far a uniform lies from a token's interval: chapter 06.", vectors_tasks.distances),
+    "holes": ("Tasks of a key and checkpoint that never came: chapter 06.", vectors_peers.holes),
     "arrays": ("Numbers in byte planes: chapter 07.", vectors_rollouts.arrays),
     "rollouts": ("Bodies of rollout groups: chapter 07.", vectors_rollouts.groups),
     "limits": ("Limits by number of tokens: chapter 08.", vectors_verification.limits),
@@ -59,6 +61,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_runs.checkpoints),
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
     "receipts": ("Receipts: chapter 10.", vectors_runs.receipts),
+    "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),
     "hellos": ("Hellos: chapter 10.", vectors_runs.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),

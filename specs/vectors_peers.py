@@ -109,3 +109,62 @@ def _evidence(comment: str, groups: list[list[list[float]]], alarm: bool) -> dic
         **verdict,
         tolerance=max(largest, 1.0) * 1e-9,
     )
+
+
+def holes() -> list[dict[str, Any]]:
+    """Counters of a key and checkpoint in the order in which a trainer takes them."""
+    one, mixed = [0] * 200, [0, 1] * 100
+    rows: list[tuple[str, list[int], list[int], bool]] = [
+        ("one after the other", one, list(range(12)), False),
+        ("in any order", one, [1, 0, 3, 2, 5, 4], False),
+        ("two may be missing", one, [2, 3, 4], False),
+        ("three of seven", one, [0, 1, 2, 6], True),
+        ("three of eight", one, [0, 1, 2, 3, 7], False),
+        ("four of nine", one, [0, 1, 2, 3, 8], True),
+        ("one in eight and two more", one, [number for number in range(80) if number % 8 != 3], False),
+        ("a late one lets those go that wait", one, [0, 5, 6, 7, 1, 2, 3], False),
+        ("the last hole that is allowed may stay", one, [0, 1, 5, 6, 4], False),
+        (
+            "tasks of an environment that the client cannot run are no holes",
+            mixed,
+            [0, 2, 4, 6, 8, 10],
+            False,
+        ),
+        ("they are from the first of its groups on", mixed, [0, 2, 4, 6, 8, 10, 1], True),
+        ("and filled one by one", mixed, [0, 2, 4, 6, 8, 10, 1, 3, 5, 7], False),
+        ("only the lucky half", one, list(range(0, 40, 2)), True),
+        ("only the lucky tenth", one, list(range(0, 200, 10)), True),
+        ("a jump over fifty", one, [*range(10), 60, 61, 62], True),
+        ("the first nine never came", one, [9, 10, 11, 12], True),
+        ("filled in part", one, [0, 10, 11, 1, 2, 3], True),
+        ("honest at first, choosing later", one, [*range(40), *range(41, 80, 2)], True),
+    ]
+    return [_holes(*row) for row in rows]
+
+
+def _holes(comment: str, environments: list[int], counters: list[int], withheld: bool) -> dict[str, Any]:
+    taken: set[int] = set()
+    steps, waiting, missing, allowed = [], False, 0, 2.0
+    for counter in counters:
+        taken.add(counter)
+        played = {environments[one] for one in taken}
+        number = max(taken) + 1
+        missing = sum(environments[one] in played for one in set(range(number)) - taken)
+        allowed = 2 + number / 8
+        waiting = missing > allowed
+        steps.append({"counter": counter, "holes": missing, "waits": waiting})
+    assert waiting == withheld, comment
+    accepted, credit = 7, 1000
+    verdict = {"code": "withheld", "measured": missing, "threshold": allowed} if withheld else {}
+    return case(
+        comment,
+        "TSK-7",
+        "invalid" if withheld else "valid",
+        environments=environments[: max(counters) + 1],
+        steps=steps,
+        accepted=accepted,
+        credit=credit,
+        debit=missing * credit // accepted,
+        **verdict,
+        tolerance=0,
+    )

@@ -77,6 +77,17 @@ FIELDS: dict[str, dict[str, Any]] = {
         "distance": NUMBER,
         "tolerance": NUMBER,
     },
+    "holes": {
+        "environments": INTS,
+        "steps": OBJECTS,
+        "accepted": INT,
+        "credit": INT,
+        "debit": INT,
+        "code?": CODE,
+        "measured?": INT,
+        "threshold?": NUMBER,
+        "tolerance": NUMBER,
+    },
     "arrays": {"form": TEXT, "planes": HEX, "values?": NUMBERS, "code?": CODE},
     "rollouts": {"body": HEX, "value?": VALUE, "code?": CODE},
     "limits": {
@@ -148,6 +159,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "chunks": {"data": BYTES, "hash": HEX, "code?": CODE},
     "receipts": {"envelope": HEX, "body?": HEX, "code?": CODE},
+    "states": {"steps": OBJECTS, "tolerance": NUMBER},
     "hellos": {"body": HEX, "code?": CODE},
     "nous-default": {"text": TEXT, "tokens": INTS, "logits": NUMBERS, "tolerance": NUMBER, "weights": HEX},
     "sort-digits": {

@@ -35,7 +35,8 @@ CHAPTER_OF = {
         "node.network node.relay node.requests node.liveness node.following node.holdings"
     ),
     "06-tasks-and-sampling.md": "node.renewals",
-    "10-reputation-and-receipts.md": "node.volunteer node.trainer node.pacing",
+    "08-verification.md": "node.statistics node.copies node.verification node.examiner node.selection",
+    "10-reputation-and-receipts.md": "node.volunteer node.sending node.trainer node.pacing",
 }
 """Chapters whose text has the numbers of these tables."""
 
@@ -43,6 +44,12 @@ IN_OTHER_WORDS = {
     "node.gossip_memory.patience_refill": "a tenth of the time",
     "node.liveness.jitter": "30 %",
     "node.trainer.idle_seconds": "",  # chapter 06: "about a second later"
+    "node.statistics.noise_floor": "1e-14",  # its square
+    "node.examiner.compared": "a quarter",
+    "node.journal_counters.max_waiting_bytes": "256 MiB",
+    "node.reputation.trusted_below": "`s < 1`",
+    "node.reputation.return_score": "`s = 1`",
+    "node.reputation.quarantine_growth": "4^k",
     "node.pacing.rate_share": "",  # chapter 04
     "node.pacing.growth": "+0.1",
     "node.pacing.decay": "-0.2",

@@ -45,7 +45,17 @@ def loaded(name: str) -> dict[str, Any]:
     return json.loads((VECTORS / f"{name}.json").read_text())  # type: ignore[no-any-return]
 
 
-OF_THE_NODE = {"copies", "drift", "ends", "evidence", "limits", "repetition", "verification"}
+OF_THE_NODE = {
+    "copies",
+    "drift",
+    "ends",
+    "evidence",
+    "holes",
+    "limits",
+    "repetition",
+    "states",
+    "verification",
+}
 """Driven by `tests/node/test_verification_vectors.py`."""
 FILES = {
     path.stem: loaded(path.stem) for path in sorted(VECTORS.glob("*.json")) if path.stem not in OF_THE_NODE
