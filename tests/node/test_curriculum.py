@@ -80,3 +80,13 @@ def test_what_is_handed_out_is_a_copy() -> None:
     curriculum = school()
     curriculum.advance()["sort"] = 2
     assert curriculum.levels == {"sort": 0}
+
+
+def test_levels_of_an_earlier_version_begin_a_new_window() -> None:
+    curriculum = school(1)
+    notes(curriculum, 1, 1.0, WINDOW - 1)
+    curriculum.go_back({"sort": 0})
+    notes(curriculum, 0, 1.0, WINDOW - 1)
+    assert curriculum.advance() == {"sort": 0}
+    notes(curriculum, 0, 1.0, 1)
+    assert curriculum.advance() == {"sort": 1}

@@ -10,6 +10,7 @@ import pytest
 from nous_node.envs.registry import make_entry
 from nous_node.node.evaluation import Accuracy, held_out_accuracy
 from nous_node.node.runfolder import RunFolder
+from nous_node.trainer.policy import Policy
 
 TASKS = 256
 
@@ -69,3 +70,10 @@ def test_an_answer_without_an_end_scores_nothing(base_run, base_policy, environm
     """Four digits and the end need five tokens."""
     short = msgspec.structs.replace(base_run.manifest.sampling, max_tokens=4)
     assert held_out_accuracy(base_policy, [environment], short, 32) == Accuracy(0, 32)
+
+
+def test_a_policy_whose_weights_are_broken_has_nothing_right(base_run, environment) -> None:
+    policy = Policy.load(base_run.checkpoint(0), "float32")
+    policy.load_tensors({name: tensor * float("nan") for name, tensor in policy.tensors().items()})
+    rules = base_run.manifest.sampling
+    assert held_out_accuracy(policy, [environment], rules, 32) == Accuracy(0, 32)

@@ -236,6 +236,18 @@ def test_pruning_keeps_the_base_the_newest_and_what_may_be_verified(start: Start
             assert all(trainer.index.read(digest) is not None for digest in entry.hashes())
 
 
+def test_pruning_keeps_the_version_that_a_collapse_goes_back_to(start: Start) -> None:
+    trainer = start()
+    for _ in range(trainer.folder.manifest.staleness + 9):
+        trainer.update()
+    newest = trainer.publisher.head.version
+    trainer.publisher.prune(2, good=3)
+    assert trainer.folders()[:2] == ["000000", "000003"]
+    assert trainer.folders("optimizer") == ["000003", f"{newest:06d}"]
+    trainer.publisher.prune(2, good=newest)
+    assert "000003" not in trainer.folders() + trainer.folders("optimizer")
+
+
 def test_pruning_keeps_as_many_as_the_trainer_asks_for(start: Start) -> None:
     trainer = start()
     held = trainer.folder.manifest.staleness + 2

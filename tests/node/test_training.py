@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nous_node.node import training as module
@@ -134,6 +135,13 @@ def test_accuracy_stays_what_was_measured_last(training: Training) -> None:
     training.published(head(2), updated(2, greedy=0.6))
     training.published(head(3), updated(3))
     assert (training.status(0).greedy, training.status(0).greedy_base) == (0.6, 0.4)
+
+
+def test_rollbacks_are_reported_and_counted(training: Training) -> None:
+    rolled = msgspec.structs.replace(updated(2), rolled_back=1)
+    assert training.published(head(1), updated(1)).rolled_back is None
+    assert training.published(head(2), rolled).rolled_back == 1
+    assert training.status(0).rollbacks == 1
 
 
 def test_trained_tokens_add_up_over_versions(training: Training) -> None:

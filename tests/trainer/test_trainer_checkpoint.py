@@ -184,3 +184,22 @@ def test_a_damaged_state_is_told(tmp_path, policy, name, content):
     path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(CheckpointError, match="cannot be read"):
         optimizer.load(tmp_path / "private")
+
+
+def test_other_files_can_lie_beside_the_state(tmp_path, policy):
+    optimizer = Optimizer(policy, OptimizerConfig())
+    save_private(optimizer, tmp_path / "private", {"more.json": b"{}"})
+    assert (tmp_path / "private" / "more.json").read_bytes() == b"{}"
+    optimizer.load(tmp_path / "private")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_optimizer_that_is_reset_steps_as_a_new_one_does(dtype):
+    used, fresh = Policy.load(DEFAULT_FOLDER, dtype), Policy.load(DEFAULT_FOLDER, dtype)
+    optimizer = Optimizer(used, OptimizerConfig())
+    train(used, optimizer, 3)
+    used.load_tensors(fresh.tensors())
+    optimizer.reset()
+    train(used, optimizer, 2)
+    train(fresh, Optimizer(fresh, OptimizerConfig()), 2)
+    assert all(torch.equal(t, fresh.tensors()[n]) for n, t in used.tensors().items())
