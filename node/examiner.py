@@ -99,6 +99,10 @@ class Examiner:
             examined.judged.append(judged)
         return examined
 
+    def forget(self, keys: Iterable[bytes]) -> None:
+        """Keys that go into quarantine: after it their sums begin anew. [REP-2]"""
+        self._drifts |= {key: Drift() for key in keys if key in self._drifts}
+
     def _checked(self, candidate: Candidate) -> CheckedGroup | RemoteError | None:
         """All that looks at this group alone and needs no model; None where it was accepted before and is too
         old now."""

@@ -161,7 +161,8 @@ class Learner:
         return examined.judged
 
     def drop(self, keys: Collection[bytes]) -> None:
-        """Groups of these keys that wait are not trained on. [REP-2]"""
+        """Groups of these keys that wait are not trained on; what comes later begins anew. [REP-2]"""
+        self.examiner.forget(keys)
         self._leave(lambda one: one.candidate.key in keys)
 
     def _leave(self, leaves: Callable[[CheckedGroup], bool]) -> list[CheckedGroup]:
