@@ -68,8 +68,9 @@ class Coach:
                     raise LearnerError(f"The learner answered with a {type(other).__name__}.")
         raise ChildDied(f"The learner was not ready after {OPEN_SECONDS:.0f} s; its log is {self._log}.")
 
-    async def verify(self, groups: Sequence[Candidate]) -> None:
-        await self._running.send(Verify(list(groups)))
+    async def verify(self, groups: Sequence[Candidate], distrusted: Sequence[bytes] = ()) -> None:
+        """`distrusted`: keys whose groups that wait for an update are not to be trained on any more."""
+        await self._running.send(Verify(list(groups), list(distrusted)))
         self._judging = True
 
     async def published(self, version: int) -> None:

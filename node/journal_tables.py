@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from collections.abc import Callable, Iterable
+from typing import Final, Literal, TypeVar, cast
 
 import msgspec
 
-from .database import NUMBERS, Schema
+from .database import NUMBERS, Row, Schema
+from .reputation import Reputation
 
 SCHEMA: Final = Schema(
     "journal",
     0x4E4F554A,  # NOUJ
-    2,
+    3,
     f"""
     CREATE TABLE groups(
         arrival INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -25,16 +27,20 @@ SCHEMA: Final = Schema(
         bytes INTEGER NOT NULL,
         state TEXT NOT NULL DEFAULT 'pending',
         used_version INTEGER,
+        turn INTEGER,
+        audited INTEGER NOT NULL DEFAULT 1,
         UNIQUE(key, checkpoint, counter)
     );
-    CREATE INDEX groups_pending ON groups(arrival) WHERE state = 'pending';
-    CREATE INDEX groups_done ON groups(version, bytes) WHERE state IN ('refused', 'used');
+    CREATE INDEX groups_open ON groups(turn, state, key) WHERE state IN ('pending', 'accepted');
+    CREATE INDEX groups_waiting ON groups(key, checkpoint, counter, bytes) WHERE state = 'waiting';
+    CREATE INDEX groups_done ON groups(version, bytes) WHERE state IN ('refused', 'used', 'dropped');
     CREATE TABLE repeats(id BLOB PRIMARY KEY, first BLOB NOT NULL) WITHOUT ROWID;
     CREATE INDEX repeats_first ON repeats(first);
     CREATE TABLE envelopes(arrival INTEGER PRIMARY KEY, data BLOB NOT NULL);
     CREATE TABLE counters(
         key BLOB, checkpoint BLOB, version INTEGER NOT NULL,
         floor INTEGER NOT NULL, highest INTEGER NOT NULL, count INTEGER NOT NULL,
+        holes INTEGER NOT NULL, waiting INTEGER NOT NULL, derived INTEGER NOT NULL, tasks BLOB NOT NULL,
         PRIMARY KEY(key, checkpoint)
     ) WITHOUT ROWID;
     CREATE INDEX counters_version ON counters(version);
@@ -42,9 +48,24 @@ SCHEMA: Final = Schema(
         key BLOB PRIMARY KEY, heard_ms INTEGER NOT NULL, heard_version INTEGER NOT NULL,
         seen_ms INTEGER NOT NULL, agent TEXT NOT NULL,
         accepted INTEGER NOT NULL DEFAULT 0, refused INTEGER NOT NULL DEFAULT 0,
-        credit INTEGER NOT NULL DEFAULT 0
+        credit INTEGER NOT NULL DEFAULT 0, debit INTEGER NOT NULL DEFAULT 0,
+        state TEXT NOT NULL DEFAULT 'probation', score REAL NOT NULL DEFAULT 0,
+        passed INTEGER NOT NULL DEFAULT 0, first_version INTEGER NOT NULL DEFAULT -1,
+        several INTEGER NOT NULL DEFAULT 0, quarantines INTEGER NOT NULL DEFAULT 0,
+        since INTEGER NOT NULL DEFAULT 0, until_ms INTEGER NOT NULL DEFAULT 0,
+        drift BLOB NOT NULL DEFAULT x''
     ) WITHOUT ROWID;
     CREATE INDEX keys_heard ON keys(heard_version);
+    CREATE INDEX keys_state ON keys(state) WHERE state <> 'probation';
+    CREATE INDEX keys_net ON keys(credit - debit) WHERE credit > debit;
+    CREATE TABLE refusals(
+        key BLOB, code TEXT, groups INTEGER NOT NULL, PRIMARY KEY(key, code)
+    ) WITHOUT ROWID;
+    CREATE TABLE transport(
+        peer TEXT PRIMARY KEY, faults INTEGER NOT NULL, refused_until_ms INTEGER NOT NULL,
+        seen_ms INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE secrets(name TEXT PRIMARY KEY, value BLOB NOT NULL);
     CREATE TABLE checkpoints(
         version INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, envelope BLOB NOT NULL, folder TEXT NOT NULL,
         published_ms INTEGER NOT NULL, stats BLOB NOT NULL, eval BLOB NOT NULL
@@ -61,6 +82,12 @@ SCHEMA: Final = Schema(
     {NUMBERS}
     """,
 )
+
+
+T = TypeVar("T")
+
+GroupState = Literal["waiting", "pending", "accepted", "refused", "used", "dropped"]
+"""See `store`."""
 
 
 class StoredGroup(msgspec.Struct, frozen=True):
@@ -80,9 +107,9 @@ class StoredGroup(msgspec.Struct, frozen=True):
     """Unix milliseconds."""
     envelope: bytes
     """As it came over the wire."""
-    state: Literal["pending", "accepted", "refused", "used"] = "pending"
+    state: GroupState = "pending"
     arrival: int = 0
-    """1, 2, 3, ... in the order of arrival."""
+    """1, 2, 3, ... in the order in which they are to be judged; there may be gaps."""
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True):
@@ -107,12 +134,54 @@ class KeyRecord(msgspec.Struct, frozen=True):
     heard_version: int
     """Newest version published then: the key counts for later ones. [TSK-6]"""
     seen_ms: int
-    """When it was last heard of."""
+    """When it was last heard of, to some seconds."""
     agent: str
     accepted: int
     refused: int
     credit: int
     """Trained tokens credited."""
+    debit: int
+    """Trained tokens taken off for withheld tasks. [TSK-7]"""
+    reputation: Reputation
+    drift: bytes
+    """The learner's sums over its groups, encoded; empty where there are none."""
+
+    @classmethod
+    def of(cls, row: Row) -> KeyRecord:
+        """Of a row of KEY_COLUMNS."""
+        *facts, drift = row
+        reputation = (*facts[8:12], bool(facts[12]), *facts[13:])
+        return converted(cls, (*facts[:8], converted(Reputation, reputation), drift))
+
+    def row(self) -> Row:
+        """For KEY_COLUMNS."""
+        *facts, reputation, drift = msgspec.structs.astuple(self)
+        return (*facts, *msgspec.structs.astuple(cast("Reputation", reputation)), drift)
+
+
+KEY_COLUMNS: Final = (
+    "heard_ms, heard_version, seen_ms, agent, accepted, refused, credit, debit, "
+    "state, score, passed, first_version, several, quarantines, since, until_ms, drift"
+)
+
+
+class PeerRecord(msgspec.Struct, frozen=True):
+    """A key with what became of its groups."""
+
+    key: bytes
+    record: KeyRecord
+    refused: dict[str, int]
+    """By code, the most frequent first."""
+
+
+class Offender(msgspec.Struct, frozen=True):
+    """What a connection peer did wrong in the transport, apart from content. [REP-3]"""
+
+    peer: str
+    """Peer id."""
+    faults: int
+    refused_until_ms: int
+    """Unix milliseconds; in the past where it is not refused now."""
 
 
 class JournalStats(msgspec.Struct, frozen=True):
@@ -130,3 +199,9 @@ class JournalStats(msgspec.Struct, frozen=True):
     keys: int
     unsent: int
     """Receipts to be sent."""
+
+
+def converted(struct: Callable[..., T], row: Iterable[object]) -> T:
+    """A row as the struct whose fields it has, in their order. The tables' own types hold: what stands in
+    them came out of structs, and a damaged file is noticed when it is opened."""
+    return struct(*row)

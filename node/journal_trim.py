@@ -21,7 +21,10 @@ KEPT_MANIFESTS: Final = 64
 KEPT_KEYS: Final = 262_144
 """Keys known at once; those that never had a group accepted go first. A greeting costs its sender nothing."""
 
-_DONE: Final = "state IN ('refused', 'used')"
+KEPT_PEERS: Final = 4_096
+"""Connection peers whose faults are known: those that were refused last stay. Peer ids cost nothing."""
+
+_DONE: Final = "state IN ('refused', 'used', 'dropped')"
 """Nothing but an audit, or its sender once more, asks for such a group."""
 
 
@@ -45,6 +48,7 @@ def trim(connection: sqlite3.Connection, limit: int) -> None:
         (newest - 2 * KEPT_MANIFESTS, newest - KEPT_MANIFESTS),
     )
     _trim_keys(connection)
+    _trim_peers(connection)
 
 
 def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
@@ -64,9 +68,24 @@ def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
 
 
 def _trim_keys(connection: sqlite3.Connection) -> None:
+    """Those on probation without an accepted group go first, unless they come out of a quarantine. [REP-4]"""
     (known,) = connection.execute("SELECT count(*) FROM keys").fetchone()
-    if known > KEPT_KEYS:
+    if known <= KEPT_KEYS:
+        return
+    gone = connection.execute(
+        "SELECT key FROM keys ORDER BY accepted > 0 OR state <> 'probation' OR quarantines > 0, seen_ms "
+        "LIMIT ?",
+        (known - KEPT_KEYS,),
+    ).fetchall()
+    connection.executemany("DELETE FROM keys WHERE key = ?", gone)
+    connection.executemany("DELETE FROM refusals WHERE key = ?", gone)
+
+
+def _trim_peers(connection: sqlite3.Connection) -> None:
+    (known,) = connection.execute("SELECT count(*) FROM transport").fetchone()
+    if known > KEPT_PEERS:
         connection.execute(
-            "DELETE FROM keys WHERE key IN (SELECT key FROM keys ORDER BY accepted > 0, seen_ms LIMIT ?)",
-            (known - KEPT_KEYS,),
+            "DELETE FROM transport WHERE peer IN "
+            "(SELECT peer FROM transport ORDER BY refused_until_ms, seen_ms LIMIT ?)",
+            (known - KEPT_PEERS,),
         )

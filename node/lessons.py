@@ -7,8 +7,11 @@ refused: somebody's text may bring down the code that scores it.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
 
+import msgspec
 import trio
 
 from nous_node.protocol.envelope import unseal
@@ -18,11 +21,14 @@ from nous_node.protocol.receipts import refused
 from .coach import Coach, LearnerError
 from .config import Settings
 from .events import Note, Report
+from .following import now_ms
 from .learner_messages import Candidate, Judged, Open, Rested, Updated, Verdicts
 from .learning import Learning
 from .pipe import ChildDied
 from .publishing import Publisher
 from .runfolder import RunFolder
+from .standings import Standings
+from .statistics import Drift
 from .store import Journal, StoredGroup
 from .training import Training
 
@@ -39,6 +45,9 @@ BATCH_BYTES = 32 << 20
 BASELINE = "baseline"
 """The running mean reward, among the figures of each checkpoint, so that it survives the learner."""
 
+AUDITS: Final = "audits"
+"""The journal's secret by which it is drawn which groups are audited."""
+
 MAX_FAILURES = 5
 """Learners that die one after the other, without a verdict between, before the trainer gives up."""
 
@@ -54,6 +63,7 @@ class Lessons:
         journal: Journal,
         publisher: Publisher,
         training: Training,
+        standings: Standings,
         updated: Callable[[Updated], Awaitable[None]],
         report: Report,
     ) -> None:
@@ -64,11 +74,14 @@ class Lessons:
         """Set when there are groups that the learner has not seen."""
         self._settings, self._folder, self._journal = settings, folder, journal
         self._publisher, self._training, self._updated, self._report = publisher, training, updated, report
+        self._standings = standings
+        self._audit, self._secret = learning.audit, journal.secret(AUDITS)
         self._backlog = BACKLOG_UPDATES * learning.groups
         self._room = trio.Event()
         self._held = 0
         self._fed = 0
         self._in_work: list[bytes] = []
+        self._unaudited: set[bytes] = set()
         self._suspects: set[bytes] = set()
 
     async def room(self) -> None:
@@ -142,7 +155,9 @@ class Lessons:
         batch = batch[: len(candidates)]
         self._fed = batch[-1].arrival
         self._in_work = [group.id for group in batch]
-        await self.coach.verify(candidates)
+        self._unaudited = {one.id for one in candidates if not one.audit}
+        distrusted, self._standings.distrusted = self._standings.distrusted, set()
+        await self.coach.verify(candidates, sorted(distrusted))
         while not isinstance(message := await self.coach.receive(), Rested):
             match message:
                 case Verdicts(groups):
@@ -174,7 +189,7 @@ class Lessons:
         key = next((group.key for group in self._journal.unused() if group.id == batch[0]), None)
         proven = key is not None and batch[0] in self._suspects
         if key is not None and proven:
-            self._journal.decide([refused(batch[0], key, error)])
+            self._journal.decide([refused(batch[0], key, error)], now_ms())
             self._training.refused(error.code)
         self._suspects.symmetric_difference_update(batch)
         return proven
@@ -191,6 +206,9 @@ class Lessons:
         return candidates
 
     def _candidate(self, group: StoredGroup) -> Candidate:
+        record = self._journal.key(group.key)
+        state = "probation" if record is None else record.reputation.state
+        drift = record.drift if record is not None else b""
         head = self._publisher.heads.get(group.checkpoint)
         return Candidate(
             id=group.id,
@@ -201,11 +219,28 @@ class Lessons:
             beacon=bytes(32) if head is None else head.manifest.beacon,
             levels={} if head is None else dict(head.manifest.levels),
             accepted=group.state == "accepted",
+            state=state,
+            drift=msgspec.msgpack.decode(drift, type=Drift) if drift else Drift(),
+            audit=state != "active" or _drawn(self._secret, group.id) < self._audit,
         )
 
     def _decide(self, batch: list[StoredGroup], judged: list[Judged]) -> None:
         """Those that a learner before had accepted are in the journal and counted."""
         self._in_work = []
         news = [one for group, one in zip(batch, judged, strict=True) if group.state == "pending"]
-        self._journal.decide([one.receipt for one in news])
-        self._training.decided(news)
+        now = now_ms()
+        drifts = {one.receipt.peer: one.drift for one in news if one.drift is not None}
+        decided = self._journal.decide(
+            [one.receipt for one in news],
+            now,
+            unaudited=self._unaudited,
+            drifts={key: msgspec.msgpack.encode(drift) for key, drift in drifts.items()},
+        )
+        self._standings.sync(now)
+        first = {receipt.rollout for receipt in decided}
+        self._training.decided([one for one in news if one.receipt.rollout in first])
+
+
+def _drawn(secret: bytes, group: bytes) -> float:
+    """A number in [0, 1) that is the same whenever it is asked for, and that nobody else knows. [VER-13]"""
+    return int.from_bytes(hmac.digest(secret, group, "sha256")[:8]) / 2**64

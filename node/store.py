@@ -1,52 +1,85 @@
 """The trainer's journal: every rollout group from its arrival to the version that used it.
 
+    waiting -> pending                  the holes before it are filled [TSK-7]
+    waiting -> refused                  they never were
     pending -> accepted -> used         by a verdict; by the version that learnt from it
     pending -> refused                  by a verdict
     pending -> used                     too old to judge when a version was made
+    accepted -> dropped                 its key lost its standing: not to be trained on [REP-2] [VER-13]
 
 A group counts from the moment it is here. Its sender may send it again, sealed anew; it stays one group and
 each of its envelopes gets the same receipt. `publish` records a checkpoint and marks its groups used in one
 transaction: after a crash no group goes into two versions and none is lost. See `database` for what
-`kill -9` and a power failure do.
+`kill -9` and a power failure do. How its key stands changes with the verdict, in the same transaction.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import msgspec
 
-from nous_node.protocol.constants import MAX_COUNTER_GAP
-from nous_node.protocol.errors import Code, LocalError, RemoteError
-from nous_node.protocol.receipts import Receipt, refused
+from nous_node.protocol.errors import LocalError, RemoteError
+from nous_node.protocol.receipts import Receipt, Standing, State
 
 from .database import Cell, Database, Row, SequenceNumbers
-from .journal_tables import SCHEMA, JournalStats, KeyRecord, StoredCheckpoint, StoredGroup
+from .journal_counters import Draws, RunRules
+from .journal_intake import Intake, Turns, close_accounts
+from .journal_keys import Ledger, Ranks, heard, peers, restrained, states
+from .journal_receipts import SAME_GROUP, answer, place, repeated, settle
+from .journal_tables import (
+    KEY_COLUMNS,
+    SCHEMA,
+    JournalStats,
+    KeyRecord,
+    Offender,
+    PeerRecord,
+    StoredCheckpoint,
+    StoredGroup,
+    converted,
+)
 from .journal_trim import trim
+from .reputation import Reputation
 
-__all__ = ["Journal", "JournalStats", "KeyRecord", "StoredCheckpoint", "StoredGroup"]
-
-T = TypeVar("T")
+__all__ = [
+    "Journal",
+    "JournalStats",
+    "KeyRecord",
+    "Offender",
+    "PeerRecord",
+    "RunRules",
+    "StoredCheckpoint",
+    "StoredGroup",
+]
 
 TRIMMED_AT_ONCE: Final = 256
 """Groups forgotten at a publication beside twice as many as it used: it never waits long for this, and the
 journal still shrinks."""
 
+SECRET_BYTES: Final = 32
+
 
 class Journal:
     """An open journal; `with` closes it. Times are Unix milliseconds; every method raises StorageError."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, rules: RunRules | None = None) -> None:
+        self._database, self._rules = database, rules
         self._numbers = SequenceNumbers(database)
+        self._draws = Draws(rules)
+        self._ranks = Ranks(database)
+        open_groups = "FROM groups WHERE state IN ('pending', 'accepted')"
+        self._turns = Turns(database.number(f"SELECT coalesce(max(turn), 0) {open_groups}"))
+        self._newest = database.number("SELECT coalesce(max(version), -1) FROM checkpoints")
+        self._moved: dict[bytes, Reputation] = {}
 
     @classmethod
-    def open(cls, path: Path) -> Self:
-        """Makes the file where there is none."""
-        return cls(Database(path, SCHEMA))
+    def open(cls, path: Path, rules: RunRules | None = None) -> Self:
+        """Makes the file where there is none. Without `rules` groups do not wait for holes before them."""
+        return cls(Database(path, SCHEMA), rules)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -63,6 +96,22 @@ class Journal:
         """A sequence number for the trainer's own messages that was never used."""
         return self._numbers.take()
 
+    def secret(self, name: str) -> bytes:
+        """32 random bytes that stay the same for the whole run, and that nobody else knows."""
+        with self._database.transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO secrets VALUES(?, ?)", (name, os.urandom(SECRET_BYTES)))
+            (value,) = connection.execute("SELECT value FROM secrets WHERE name = ?", (name,)).fetchone()
+        return bytes(value)
+
+    @contextmanager
+    def _ledger(self, now: int) -> Iterator[Ledger]:
+        """A transaction over keys: what becomes of their reputations is written at its end."""
+        with self._database.transaction() as connection:
+            ledger = Ledger(connection, now)
+            yield ledger
+            settle(ledger)
+        self._moved.update(ledger.moved)
+
     # --- keys ------------------------------------------------------------------------------------
 
     def hear(self, key: bytes, agent: str, now: int, version: int) -> bool:
@@ -72,12 +121,11 @@ class Journal:
     def hear_many(self, greetings: Mapping[bytes, str], now: int, version: int) -> int:
         """Notes greetings (key -> agent) in one transaction; how many keys are new."""
         with self._database.transaction() as connection:
-            return sum(_heard(connection, key, agent, now, version) for key, agent in greetings.items())
+            return sum(heard(connection, key, agent, now, version) for key, agent in greetings.items())
 
     def key(self, key: bytes) -> KeyRecord | None:
-        columns = "heard_ms, heard_version, seen_ms, agent, accepted, refused, credit"
-        row = self._database.one(f"SELECT {columns} FROM keys WHERE key = ?", (key,))
-        return None if row is None else _converted(KeyRecord, row)
+        row = self._database.one(f"SELECT {KEY_COLUMNS} FROM keys WHERE key = ?", (key,))
+        return None if row is None else KeyRecord.of(row)
 
     def newcomers(self, version: int) -> int:
         """Keys that count for no version up to `version`: they wait for the next beacon."""
@@ -86,7 +134,50 @@ class Journal:
     def holes(self, key: bytes, checkpoint: bytes) -> int:
         """Counters of a key that were skipped: rollouts that it withheld, or that are still on their way."""
         return self._database.number(
-            "SELECT highest + 1 - count FROM counters WHERE key = ? AND checkpoint = ?", (key, checkpoint)
+            "SELECT holes FROM counters WHERE key = ? AND checkpoint = ?", (key, checkpoint)
+        )
+
+    def take_moved(self) -> dict[bytes, Reputation]:
+        """Keys whose state has changed since this was last asked."""
+        moved, self._moved = self._moved, {}
+        return moved
+
+    def restrained(self) -> dict[bytes, Reputation]:
+        """Keys that are throttled, in quarantine or banned."""
+        return restrained(self._database)
+
+    def release(self, keys: Sequence[bytes], now: int) -> None:
+        """Ends quarantines that are over."""
+        with self._ledger(now) as ledger:
+            for key in keys:
+                ledger.record(key)  # looks at the clock
+
+    def standings(self, keys: Sequence[bytes], now: int) -> list[Standing]:
+        """How these keys stand, those that are known. Ranks may be some seconds old. [RCP-6]"""
+        return self._ranks.standings(keys, now)
+
+    def states(self) -> dict[State, int]:
+        """How many keys are in each state."""
+        return states(self._database)
+
+    def peers(self) -> list[PeerRecord]:
+        """All keys, those with most credit first."""
+        return peers(self._database)
+
+    # --- connection peers ------------------------------------------------------------------------
+
+    def offenders(self) -> list[Offender]:
+        """Connection peers that broke the rules of the transport. [REP-3]"""
+        rows = self._database.rows("SELECT peer, faults, refused_until_ms FROM transport ORDER BY peer")
+        return [converted(Offender, row) for row in rows]
+
+    def offended(self, offenders: Sequence[Offender], now: int) -> None:
+        """Adds faults of connection peers to those that are known."""
+        self._database.write_many(
+            "INSERT INTO transport VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "faults = faults + excluded.faults, seen_ms = excluded.seen_ms, "
+            "refused_until_ms = max(refused_until_ms, excluded.refused_until_ms)",
+            [(*msgspec.structs.astuple(one), now) for one in offenders],
         )
 
     # --- groups ----------------------------------------------------------------------------------
@@ -100,49 +191,70 @@ class Journal:
     def add_many(self, groups: Sequence[StoredGroup]) -> list[RemoteError | None]:
         """Journals groups in one transaction: None for each that is in, else why it is not.
 
-        KEY_TOO_NEW, COUNTER_REUSED and COUNTER_GAP get their receipt here. DUPLICATE is the same group again,
-        in the same envelope or another one: its receipt seems to be lost and is sent once more, under the id
-        of the envelope that came, as soon as there is one. [GOS-12]
+        Most errors get their receipt here; BUSY gets none, because the group may be taken later. DUPLICATE is
+        the same group again, in the same envelope or another one: its receipt seems to be lost and is sent
+        once more, under the id of the envelope that came, as soon as there is one. [GOS-12]
         """
-        with self._database.transaction() as connection:
-            return [_added(connection, group) for group in groups]
+        now = max((group.received_ms for group in groups), default=0)
+        with self._ledger(now) as ledger:
+            intake = Intake(ledger, self._rules, self._draws, self._turns, self._newest)
+            return [intake.add(group) for group in groups]
 
     def repeated(self, group: StoredGroup) -> bool:
         """Whether a group that the gossip path turned away is here already; then it is answered as a
         DUPLICATE of `add_many` is. Costs one look-up where it is not."""
-        if self._database.one(_SAME, _place(group)) is None:
+        if self._database.one(SAME_GROUP, place(group)) is None:
             return False
         with self._database.transaction() as connection:
-            return _repeated(connection, group)
+            return repeated(connection, group)
 
     def count_pending(self) -> int:
-        """Groups without a verdict."""
-        return self._database.number("SELECT count(*) FROM groups WHERE state = 'pending'")
+        """Groups that have their turn and no verdict."""
+        return self._database.number(
+            "SELECT count(*) FROM groups INDEXED BY groups_open "
+            "WHERE state IN ('pending', 'accepted') AND state = 'pending'"
+        )
 
     def unused(self, limit: int = -1, after: int = 0) -> list[StoredGroup]:
         """Groups that no version has used, pending or accepted: what a new learner needs.
 
-        In order of arrival, those behind arrival number `after`, at most `limit` (-1: all).
+        In the order in which they are to be judged, those behind number `after`, at most `limit` (-1: all).
         """
         rows = self._database.rows(
-            "SELECT id, key, checkpoint, version, counter, digest, received_ms, data, state, arrival "
-            "FROM groups JOIN envelopes USING(arrival) "
-            "WHERE arrival > ? AND state IN ('pending', 'accepted') ORDER BY arrival LIMIT ?",
+            "SELECT id, key, checkpoint, version, counter, digest, received_ms, data, state, turn "
+            "FROM groups INDEXED BY groups_open JOIN envelopes USING(arrival) "
+            "WHERE turn > ? AND state IN ('pending', 'accepted') ORDER BY turn LIMIT ?",
             (after, limit),
         )
-        return [_converted(StoredGroup, row) for row in rows]
+        return [converted(StoredGroup, row) for row in rows]
 
-    def decide(self, receipts: Sequence[Receipt]) -> None:
-        """Stores verdicts, and the receipts to be sent. A group keeps its first verdict."""
-        with self._database.transaction() as connection:
+    def decide(
+        self,
+        receipts: Sequence[Receipt],
+        now: int,
+        *,
+        unaudited: Collection[bytes] = (),
+        drifts: Mapping[bytes, bytes] | None = None,
+    ) -> list[Receipt]:
+        """Stores verdicts, and the receipts to be sent. A group keeps its first verdict: those that count.
+
+        `unaudited`: groups of which not all was verified [VER-13]. `drifts`: the learner's sums by key.
+        """
+        first = []
+        with self._ledger(now) as ledger:
+            for key, drift in (drifts or {}).items():
+                ledger.sums(key, drift)
             for receipt in receipts:
-                decided = connection.execute(
-                    "UPDATE groups SET state = ? WHERE id = ? AND state = 'pending'",
-                    (receipt.verdict, receipt.rollout),
-                )
-                if decided.rowcount:
-                    _store_receipt(connection, receipt)
-                    _answer_repeats(connection, receipt)
+                audited = receipt.rollout not in unaudited
+                row = ledger.connection.execute(
+                    "UPDATE groups SET state = ?, audited = ? WHERE id = ? AND state = 'pending' "
+                    "RETURNING version",
+                    (receipt.verdict, audited, receipt.rollout),
+                ).fetchone()
+                if row is not None:
+                    answer(ledger, receipt, version=row[0], audited=audited)
+                    first.append(receipt)
+        return first
 
     # --- receipts --------------------------------------------------------------------------------
 
@@ -167,12 +279,14 @@ class Journal:
     # --- checkpoints -----------------------------------------------------------------------------
 
     def publish(self, checkpoint: StoredCheckpoint, used: Sequence[bytes]) -> None:
-        """Records a checkpoint and that the groups of these ids are done with, in one transaction.
+        """Records a checkpoint and that the groups of these ids are done with, in one transaction. In it the
+        accounts of the version that becomes stale are closed. [TSK-7]
 
         Raises LocalError where the version is not the next one.
         """
         version = checkpoint.version
-        with self._database.transaction() as connection:
+        with self._ledger(checkpoint.published_ms) as ledger:
+            connection = ledger.connection
             (last,) = connection.execute("SELECT max(version) FROM checkpoints").fetchone()
             if last is not None and version != last + 1:
                 raise LocalError(f"Version {version} cannot follow version {last} in the journal.")
@@ -186,6 +300,9 @@ class Journal:
                 "WHERE id = ? AND state IN ('pending', 'accepted')",
                 [(version, rollout) for rollout in used],
             )
+            if self._rules is not None:
+                close_accounts(ledger, version - self._rules.staleness - 1)
+        self._newest = version
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 
     def last_checkpoint(self) -> StoredCheckpoint | None:
@@ -200,7 +317,7 @@ class Journal:
     def stats(self) -> JournalStats:
         number = self._database.number
         rows = self._database.rows("SELECT verdict, code, groups, credit FROM totals ORDER BY code")
-        totals = [_converted(_Total, row) for row in rows]
+        totals = [converted(_Total, row) for row in rows]
         return JournalStats(
             pending=self.count_pending(),
             unused=number("SELECT count(*) FROM groups WHERE state = 'accepted'"),
@@ -227,161 +344,7 @@ class _Total(msgspec.Struct):
     credit: int
 
 
-def _heard(connection: sqlite3.Connection, key: bytes, agent: str, now: int, version: int) -> bool:
-    """Notes a greeting; whether the key is new."""
-    known = connection.execute("UPDATE keys SET agent = ?, seen_ms = ? WHERE key = ?", (agent, now, key))
-    if known.rowcount:
-        return False
-    connection.execute(
-        "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent) VALUES(?, ?, ?, ?, ?)",
-        (key, now, version, now, agent),
-    )
-    return True
-
-
-def _added(connection: sqlite3.Connection, group: StoredGroup) -> RemoteError | None:
-    """Journals one group, or says why not and stores the receipt of that."""
-    if _repeated(connection, group):
-        return RemoteError(Code.DUPLICATE, "The group is in the journal already.")
-    try:
-        _check_key(connection, group)
-        floor = _check_counter(connection, group)
-    except RemoteError as error:
-        _store_receipt(connection, refused(group.id, group.key, error))
-        return error
-    place = (group.id, group.key, group.checkpoint, group.version, group.counter)
-    row = connection.execute(
-        "INSERT INTO groups(id, key, checkpoint, version, counter, digest, received_ms, bytes) "
-        "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
-        (*place, group.digest, group.received_ms, len(group.envelope)),
-    )
-    connection.execute("INSERT INTO envelopes VALUES(?, ?)", (row.lastrowid, group.envelope))
-    _count_counter(connection, group, floor)
-    return None
-
-
-_SAME: Final = "SELECT id, state FROM groups WHERE key = ? AND checkpoint = ? AND counter = ? AND digest = ?"
-
-
-def _place(group: StoredGroup) -> tuple[bytes, bytes, int, bytes]:
-    return group.key, group.checkpoint, group.counter, group.digest
-
-
-def _repeated(connection: sqlite3.Connection, group: StoredGroup) -> bool:
-    """Whether the group is here already. Its receipt is to be sent under the id of this envelope: now where
-    it was decided, else with the verdict. Nothing is counted again."""
-    if connection.execute("UPDATE receipts SET sent = 0 WHERE id = ?", (group.id,)).rowcount:
-        return True
-    row: tuple[bytes, str] | None = connection.execute(_SAME, _place(group)).fetchone()
-    if row is None:
-        return False
-    first, state = row
-    if state != "pending":
-        connection.execute(
-            "INSERT INTO receipts(id, peer, verdict, code, measured, threshold, credit) "
-            "SELECT ?, peer, verdict, code, measured, threshold, credit FROM receipts WHERE id = ?",
-            (group.id, first),
-        )
-    elif group.id != first:
-        connection.execute("INSERT OR IGNORE INTO repeats VALUES(?, ?)", (group.id, first))
-    return True
-
-
-def _answer_repeats(connection: sqlite3.Connection, receipt: Receipt) -> None:
-    """The verdict on a group answers its repeats, too."""
-    for (again,) in connection.execute(
-        "DELETE FROM repeats WHERE first = ? RETURNING id", (receipt.rollout,)
-    ).fetchall():
-        _queue_receipt(connection, msgspec.structs.replace(receipt, rollout=again))
-
-
-def _check_key(connection: sqlite3.Connection, group: StoredGroup) -> None:
-    """[TSK-6]: a key counts for versions published after it was first heard of."""
-    row = connection.execute("SELECT heard_version FROM keys WHERE key = ?", (group.key,)).fetchone()
-    if row is None:
-        raise RemoteError(Code.KEY_TOO_NEW, "This key has sent no hello: it counts from the next version.")
-    if group.version <= row[0]:
-        raise RemoteError(
-            Code.KEY_TOO_NEW,
-            f"This key was first heard of at version {row[0]} and counts from the next one on, not for "
-            f"version {group.version}.",
-            measured=group.version,
-            threshold=row[0] + 1,
-        )
-
-
-def _check_counter(connection: sqlite3.Connection, group: StoredGroup) -> int:
-    """The smallest counter not seen before this group. Raises RemoteError(COUNTER_REUSED | COUNTER_GAP)."""
-    place = (group.key, group.checkpoint)
-    row = connection.execute("SELECT floor FROM counters WHERE key = ? AND checkpoint = ?", place).fetchone()
-    floor = int(row[0]) if row is not None else 0
-    if group.counter < floor or _has_counter(connection, group, group.counter):
-        raise RemoteError(
-            Code.COUNTER_REUSED,
-            f"Another group of this key and checkpoint has the counter {group.counter}.",
-            measured=group.counter,
-            threshold=floor,
-        )
-    if group.counter > floor + MAX_COUNTER_GAP:
-        raise RemoteError(
-            Code.COUNTER_GAP,
-            f"The counter {group.counter} lies {group.counter - floor} above the smallest one not seen.",
-            measured=group.counter - floor,
-            threshold=MAX_COUNTER_GAP,
-        )
-    return floor
-
-
-def _has_counter(connection: sqlite3.Connection, group: StoredGroup, counter: int) -> bool:
-    found = connection.execute(
-        "SELECT 1 FROM groups WHERE key = ? AND checkpoint = ? AND counter = ?",
-        (group.key, group.checkpoint, counter),
-    )
-    return found.fetchone() is not None
-
-
-def _count_counter(connection: sqlite3.Connection, group: StoredGroup, floor: int) -> None:
-    if group.counter == floor:
-        floor += 1
-        while _has_counter(connection, group, floor):
-            floor += 1
-    connection.execute(
-        "INSERT INTO counters VALUES(?, ?, ?, ?, ?, 1) ON CONFLICT DO UPDATE SET "
-        "floor = excluded.floor, highest = max(highest, excluded.highest), count = count + 1",
-        (group.key, group.checkpoint, group.version, floor, group.counter),
-    )
-
-
-def _queue_receipt(connection: sqlite3.Connection, receipt: Receipt) -> None:
-    connection.execute(
-        "INSERT INTO receipts(id, peer, verdict, code, measured, threshold, credit) "
-        "VALUES(?, ?, ?, ?, ?, ?, ?)",
-        msgspec.structs.astuple(receipt),
-    )
-
-
-def _store_receipt(connection: sqlite3.Connection, receipt: Receipt) -> None:
-    """Queues the receipt and counts it, for its sender and over all."""
-    _queue_receipt(connection, receipt)
-    accepted = receipt.verdict == "accepted"
-    connection.execute(
-        "UPDATE keys SET accepted = accepted + ?, refused = refused + ?, credit = credit + ? WHERE key = ?",
-        (accepted, not accepted, receipt.credit, receipt.peer),
-    )
-    connection.execute(
-        "INSERT INTO totals VALUES(?, ?, 1, ?) ON CONFLICT DO UPDATE SET "
-        "groups = groups + 1, credit = credit + excluded.credit",
-        (receipt.verdict, receipt.code, receipt.credit),
-    )
-
-
-def _converted(struct: Callable[..., T], row: Row) -> T:
-    """A row as the struct whose fields it has, in their order. The tables' own types hold: what stands in
-    them came out of structs, and a damaged file is noticed when it is opened."""
-    return struct(*row)
-
-
 def _checkpoint(row: Row) -> StoredCheckpoint:
     *facts, stats, figures = row
     decoded = [msgspec.json.decode(text) for text in (stats, figures) if isinstance(text, bytes)]
-    return _converted(StoredCheckpoint, (*facts, *decoded))
+    return converted(StoredCheckpoint, (*facts, *decoded))

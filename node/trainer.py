@@ -20,7 +20,7 @@ import trio
 
 from nous_node.protocol.constants import MAX_ADDRESSES, MAX_ENVELOPE
 from nous_node.protocol.envelope import Envelope, Kind
-from nous_node.protocol.errors import Code, LocalError
+from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
 from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
 from nous_node.protocol.rollouts import RolloutGroup
@@ -43,7 +43,8 @@ from .pipe import ChildDied
 from .publishing import Publisher, damage
 from .renewals import Renewals
 from .runfolder import RunFolder
-from .store import Journal, StoredGroup
+from .standings import Standings
+from .store import Journal, RunRules, StoredGroup
 from .training import Training
 
 INBOX = 32
@@ -90,7 +91,7 @@ async def trainer(
     config = NetworkConfig(listen=settings.listen, announce=settings.announce, upload_limit=settings.upload)
     following = Following.of(folder.run, folder.envelope)
     index = BlobIndex(lambda file: report(Note(damage(file), "error")))
-    with Journal.open(folder.journal) as journal:
+    with Journal.open(folder.journal, RunRules.of(folder.run, folder.manifest)) as journal:
         publisher = Publisher(identity, folder, journal, following, index, entropy)
         problem = await trio.to_thread.run_sync(publisher.resume)
         if problem:
@@ -140,8 +141,17 @@ class _Trainer:
         """For groups that did not come into the journal, which keeps those of its own."""
         self.renewals = renewals
         self.training = Training(following, journal)
+        self.standings = Standings(journal, following.view)
         self.lessons = Lessons(
-            settings, folder, learning, journal, publisher, self.training, self._updated, report
+            settings,
+            folder,
+            learning,
+            journal,
+            publisher,
+            self.training,
+            self.standings,
+            self._updated,
+            report,
         )
 
     async def run(self, stop: trio.Event) -> None:
@@ -159,7 +169,7 @@ class _Trainer:
                 await stop.wait()
                 self.training.doing = "finishing"
                 with trio.move_on_after(PARTING_SECONDS):  # somebody may not be reading
-                    await self._send_receipts()
+                    await self._send_receipts(parting=True)
                 nursery.cancel_scope.cancel()
         finally:
             await self.lessons.coach.close()
@@ -198,11 +208,23 @@ class _Trainer:
         assert judgement.error is not None
         self.training.turned_away(judgement.error.code)
         envelope, group = judgement.envelope, judgement.body
+        if judgement.error.code in (Code.QUARANTINED, Code.BANNED):
+            group = self._of_distrusted(envelope)
         if envelope is None or not isinstance(group, RolloutGroup):
             return
         # Stale, or of a checkpoint that is not known; it may have been in time when it first came. [GOS-12]
         if not self.journal.repeated(_stored(envelope, group, self.following.version, b"")):
             self.receipts.append(refused(envelope.id, envelope.head.sender, judgement.error))
+
+    def _of_distrusted(self, envelope: Envelope | None) -> RolloutGroup | None:
+        """A group of a key that is not taken, where it is to be answered: not often. [RCP-7]"""
+        if envelope is None or envelope.head.kind != Kind.ROLLOUT:
+            return None
+        if not self.standings.answers(envelope.head.sender, now_ms()):
+            return None
+        with suppress(RemoteError):
+            return RolloutGroup.from_bytes(envelope.content(self.manifest.rollout_body_limit))
+        return None
 
     async def _intake_loop(self, inbox: trio.MemoryReceiveChannel[tuple[bytes, str]]) -> None:
         """Journals what the gossip path accepted, as many at once as have come."""
@@ -230,6 +252,7 @@ class _Trainer:
                 self.lessons.work.set()
             elif error.code != Code.DUPLICATE:
                 self.training.refused(error.code)
+        self.standings.sync(now_ms())
 
     # --- checkpoints and receipts go out ---------------------------------------------------------
 
@@ -273,23 +296,29 @@ class _Trainer:
             await trio.sleep(RECEIPT_SECONDS)
             await self._send_receipts()
 
-    async def _send_receipts(self) -> None:
-        """A lost receipt costs little: the group is sent again, and its duplicate is answered."""
+    async def _send_receipts(self, *, parting: bool = False) -> None:
+        """A lost receipt costs little: the group is sent again, and its duplicate is answered. With `parting`
+        each volunteer is told how it stands at the end."""
         while True:
             stored = self.journal.unsent_receipts(RECEIPT_BATCH)
             batch = stored + [self.receipts.popleft() for _ in range(len(self.receipts))]
-            if not batch:
+            now = now_ms()
+            self.standings.note(batch, now)
+            standings = self.standings.due(now, parting=parting)
+            if not batch and not standings:
                 return
-            data = self.publisher.seal(Kind.RECEIPTS, Receipts(batch).to_bytes())
+            data = self.publisher.seal(Kind.RECEIPTS, Receipts(batch, standings).to_bytes())
             try:
                 await self.network.publish(self.following.topics.receipts, data)
             except NoSubscribersError:
                 return  # the journal's wait for a subscriber
             self.journal.receipts_sent(stored)
+            self.standings.told(standings, now)
 
     async def _status_loop(self) -> None:
         losses = Losses(self.report)
         while True:
+            self.standings.pass_time(now_ms())
             losses.report(self.training.status(len(self.network.peers()), self.network.stats.losses()))
             await trio.sleep(STATUS_SECONDS)
 

@@ -72,7 +72,7 @@ class Trainer:
 
     def lesson(self, learner: Learner) -> Updated:
         judged = learner.verify(self.candidates())
-        self.journal.decide([one.receipt for one in judged])
+        self.journal.decide([one.receipt for one in judged], time.time_ns() // 1_000_000)
         updated = learner.step()
         assert updated is not None
         return updated

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,7 @@ from nous_node.node.lessons import BACKLOG_UPDATES, MAX_FAILURES, VERIFY_BATCH, 
 from nous_node.node.pipe import ChildDied
 from nous_node.node.publishing import Publisher
 from nous_node.node.runfolder import RunFolder
+from nous_node.node.standings import Standings
 from nous_node.node.store import Journal, StoredGroup
 from nous_node.node.training import Training
 from nous_node.protocol.envelope import Kind, seal, unseal
@@ -57,6 +58,7 @@ class PlayedLearner:
     note: str = ""
     opens: list[Open] = field(default_factory=list)
     batches: list[list[Candidate]] = field(default_factory=list)
+    distrusted: list[list[bytes]] = field(default_factory=list)
     published_versions: list[int] = field(default_factory=list)
     refusing: bool = False
     pause: trio.Event | None = None
@@ -71,8 +73,9 @@ class PlayedLearner:
         self.says, self.held, self.version = [], [], message.version
         return Opened(self.greedy if message.evaluate else None, self.note)
 
-    async def verify(self, groups: list[Candidate]) -> None:
+    async def verify(self, groups: list[Candidate], distrusted: Sequence[bytes]) -> None:
         self.batches.append(groups)
+        self.distrusted.append(list(distrusted))
         if self.deadly & {group.id for group in groups}:
             self.says = [ChildDied("The child process ended with signal 11.")]
             return
@@ -120,6 +123,7 @@ class School:
         self.publisher = Publisher(root, folder, self.journal, self.following, index, entropy)
         self.publisher.resume()
         self.training = Training(self.following, self.journal)
+        self.standings = Standings(self.journal, self.following.view)
         self.events: list[Event] = []
         self.updates: list[Updated] = []
         self.learner = PlayedLearner()
@@ -131,6 +135,7 @@ class School:
             self.journal,
             self.publisher,
             self.training,
+            self.standings,
             self._updated,
             self.events.append,
         )

@@ -145,14 +145,14 @@ def test_a_group_lost_behind_a_relay_arrives_when_it_is_sealed_anew(line: Line) 
     again = line.made_again(NOW + 10_000)
     assert line.forwards(again, NOW + 10_000)
     assert line.takes(again, NOW + 10_000) is None
-    line.journal.decide([accepted(unseal(again).id, VOLUNTEER.key, 4)])
+    line.journal.decide([accepted(unseal(again).id, VOLUNTEER.key, 4)], NOW)
     assert line.receipts() == [accepted(line.first, VOLUNTEER.key, 4)]
     assert line.outbox.waiting() == 0
 
 
 def test_a_receipt_that_was_lost_comes_for_the_repeat_and_credits_nothing_twice(line: Line) -> None:
     assert line.takes(line.made(NOW), NOW) is None
-    line.journal.decide([accepted(line.first, VOLUNTEER.key, 4)])
+    line.journal.decide([accepted(line.first, VOLUNTEER.key, 4)], NOW)
     line.journal.receipts_sent(line.journal.unsent_receipts(9))  # which nobody heard
     again = line.made_again(NOW + 10_000)
     assert line.forwards(again, NOW + 10_000)
@@ -163,7 +163,7 @@ def test_a_receipt_that_was_lost_comes_for_the_repeat_and_credits_nothing_twice(
 
 def test_a_repeat_that_comes_too_late_has_the_verdict_of_the_group_that_was_in_time(line: Line) -> None:
     assert line.takes(line.made(NOW), NOW) is None
-    line.journal.decide([accepted(line.first, VOLUNTEER.key, 4)])
+    line.journal.decide([accepted(line.first, VOLUNTEER.key, 4)], NOW)
     line.journal.receipts_sent(line.journal.unsent_receipts(9))
     line.trainer.learn(b"d" * 32, 9)
     again = line.made_again(NOW + 10_000)
@@ -177,7 +177,7 @@ def test_a_repeat_that_comes_too_late_has_the_verdict_of_the_group_that_was_in_t
 def test_two_envelopes_before_the_verdict_are_one_group_with_two_receipts(line: Line) -> None:
     assert line.takes(line.made(NOW), NOW) is None
     assert line.takes(line.made_again(NOW + 10_000), NOW + 10_000) is Code.DUPLICATE
-    line.journal.decide([accepted(line.first, VOLUNTEER.key, 4)])
+    line.journal.decide([accepted(line.first, VOLUNTEER.key, 4)], NOW)
     assert len(line.journal.unsent_receipts(9)) == 2
     assert line.receipts() == [accepted(line.first, VOLUNTEER.key, 4)]
     assert (line.outbox.totals().credit, line.journal.stats().accepted) == (4, 1)

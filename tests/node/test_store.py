@@ -133,7 +133,7 @@ def test_verdicts_become_receipts_that_wait_to_be_sent(journal: Journal) -> None
     journal.add_many(groups)
     error = RemoteError(Code.REWARD_MISMATCH, "no", measured=0.5, threshold=0.1)
     verdicts = [accepted(groups[0].id, ALICE, 40), refused(groups[1].id, ALICE, error)]
-    journal.decide(verdicts)
+    journal.decide(verdicts, NOW)
     assert journal.unsent_receipts(10) == verdicts
     assert journal.unsent_receipts(1) == verdicts[:1]
     journal.receipts_sent(verdicts)
@@ -150,9 +150,9 @@ def test_verdicts_become_receipts_that_wait_to_be_sent(journal: Journal) -> None
 def test_the_first_verdict_stays(journal: Journal) -> None:
     journal.add(group(0))
     first = accepted(group(0).id, ALICE, 40)
-    journal.decide([first, first])
-    journal.decide([refused(group(0).id, ALICE, RemoteError(Code.STALE, "late"))])
-    journal.decide([accepted(b"x" * 32, ALICE, 1)])
+    journal.decide([first, first], NOW)
+    journal.decide([refused(group(0).id, ALICE, RemoteError(Code.STALE, "late"))], NOW)
+    journal.decide([accepted(b"x" * 32, ALICE, 1)], NOW)
     assert journal.unsent_receipts(10) == [first]
     assert journal.stats().credit == 40
 
@@ -160,7 +160,7 @@ def test_the_first_verdict_stays(journal: Journal) -> None:
 def test_a_group_that_comes_again_has_its_receipt_sent_again(journal: Journal) -> None:
     journal.add(group(0))
     receipt = accepted(group(0).id, ALICE, 40)
-    journal.decide([receipt])
+    journal.decide([receipt], NOW)
     journal.receipts_sent([receipt])
     assert codes(journal.add_many([group(0)])) == [Code.DUPLICATE]
     assert journal.unsent_receipts(10) == [receipt]
@@ -171,7 +171,7 @@ def test_a_group_sealed_anew_gets_a_receipt_of_its_own_and_no_credit(journal: Jo
     first, early, late = group(0), group(0, seal=b"1"), group(0, seal=b"2")
     assert codes(journal.add_many([first, early])) == [None, Code.DUPLICATE]
     assert [one.id for one in journal.unused()] == [first.id]
-    journal.decide([accepted(first.id, ALICE, 40)])
+    journal.decide([accepted(first.id, ALICE, 40)], NOW)
     receipts = [accepted(first.id, ALICE, 40), accepted(early.id, ALICE, 40)]
     assert journal.unsent_receipts(9) == receipts
     journal.receipts_sent(receipts)
@@ -188,7 +188,7 @@ def test_a_group_sealed_anew_gets_a_receipt_of_its_own_and_no_credit(journal: Jo
 def test_a_refused_group_sealed_anew_stays_refused(journal: Journal) -> None:
     journal.add(group(0))
     error = RemoteError(Code.REWARD_MISMATCH, "no", measured=0.5, threshold=0.1)
-    journal.decide([refused(group(0).id, ALICE, error)])
+    journal.decide([refused(group(0).id, ALICE, error)], NOW)
     assert codes(journal.add_many([group(0, seal=b"1")])) == [Code.DUPLICATE]
     receipt = journal.receipt(group(0, seal=b"1").id)
     assert receipt is not None
@@ -201,7 +201,7 @@ def test_a_repeat_is_known_after_a_restart_and_when_its_group_was_used(path: Pat
         journal.hear(ALICE, "test", NOW, 0)
         assert codes(journal.add_many([group(0), group(0, seal=b"1")])) == [None, Code.DUPLICATE]
     with Journal.open(path) as journal:
-        journal.decide([accepted(group(0).id, ALICE, 7)])
+        journal.decide([accepted(group(0).id, ALICE, 7)], NOW)
         assert journal.receipt(group(0, seal=b"1").id) == accepted(group(0, seal=b"1").id, ALICE, 7)
         journal.publish(checkpoint(0), [group(0).id])
         assert codes(journal.add_many([group(0, seal=b"2")])) == [Code.DUPLICATE]
@@ -210,7 +210,7 @@ def test_a_repeat_is_known_after_a_restart_and_when_its_group_was_used(path: Pat
 
 def test_a_repeat_that_the_gossip_path_turned_away_is_answered_if_its_group_is_here(journal: Journal) -> None:
     journal.add(group(0))
-    journal.decide([accepted(group(0).id, ALICE, 7)])
+    journal.decide([accepted(group(0).id, ALICE, 7)], NOW)
     assert journal.repeated(group(0, seal=b"1"))
     assert journal.receipt(group(0, seal=b"1").id) == accepted(group(0, seal=b"1").id, ALICE, 7)
     assert not journal.repeated(group(0, salt=b"another"))
@@ -232,7 +232,7 @@ def test_repeats_of_groups_that_are_forgotten_are_forgotten(journal: Journal) ->
 def test_publishing_uses_groups_once(journal: Journal) -> None:
     groups = [group(counter) for counter in range(3)]
     journal.add_many(groups)
-    journal.decide([accepted(groups[0].id, ALICE, 1)])
+    journal.decide([accepted(groups[0].id, ALICE, 1)], NOW)
     journal.publish(checkpoint(0), [groups[0].id, groups[1].id])
     assert [one.id for one in journal.unused()] == [groups[2].id]
     journal.publish(checkpoint(1), [groups[0].id, groups[2].id])
@@ -294,7 +294,7 @@ def test_the_file_stops_growing(journal: Journal, monkeypatch: pytest.MonkeyPatc
         groups = [group(counter, version=version + 1, checkpoint=name) for counter in range(4)]
         journal.add_many(groups)
         error = RemoteError(Code.STALE, "late")
-        journal.decide([refused(one.id, ALICE, error) for one in groups[:2]])
+        journal.decide([refused(one.id, ALICE, error) for one in groups[:2]], NOW)
         journal.publish(checkpoint(version), [groups[2].id])
     count = journal._database.number
     assert len(journal.unused()) == 12  # one of each version is still wanted
@@ -333,7 +333,7 @@ def test_greetings_are_noted_together(journal: Journal) -> None:
 
 def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     journal.add(group(0))
-    journal.decide([accepted(group(0).id, ALICE, 1)])
+    journal.decide([accepted(group(0).id, ALICE, 1)], NOW)
     for number in range(5):
         journal.hear(bytes([number]) * 32, "flood", NOW + number, 0)
     monkeypatch.setattr(journal_trim, "KEPT_KEYS", 2)
@@ -404,7 +404,7 @@ def test_receipts_survive_a_restart(path: Path) -> None:
     with Journal.open(path) as journal:
         journal.hear(ALICE, "test", NOW, 0)
         journal.add(group(0))
-        journal.decide([accepted(group(0).id, ALICE, 7)])
+        journal.decide([accepted(group(0).id, ALICE, 7)], NOW)
     with Journal.open(path) as journal:
         assert journal.unsent_receipts(9) == [Receipt(group(0).id, ALICE, "accepted", "", None, None, 7)]
 

@@ -1,0 +1,149 @@
+"""Groups that come into a journal, in one transaction; and those whose time has passed. [TSK-5..7]"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.receipts import refused
+
+from .journal_counters import (
+    Counters,
+    Draws,
+    RunRules,
+    advance_floor,
+    check_counter,
+    check_room,
+    read_counters,
+    withheld,
+    write_counters,
+)
+from .journal_keys import Ledger
+from .journal_receipts import answer, queue_receipt, repeated
+from .journal_tables import KeyRecord, StoredGroup
+
+_UNANSWERED: Final = frozenset({Code.BUSY})
+"""Codes without a receipt: the same group may be taken later."""
+
+
+class Turns:
+    """Numbers in the order in which groups are judged."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last
+
+    def skip(self, counters: Counters) -> int:
+        """Makes room for all counters up to the highest; the number of counter 0."""
+        first = self.last + 1
+        self.last = first + counters.highest
+        return first
+
+
+class Intake:
+    """One transaction's groups. `newest`: the version published last, -1 before the first; without `rules`
+    no group waits for holes."""
+
+    def __init__(
+        self, ledger: Ledger, rules: RunRules | None, draws: Draws, turns: Turns, newest: int
+    ) -> None:
+        self._ledger, self._connection = ledger, ledger.connection
+        self._rules, self._draws, self._turns, self._newest = rules, draws, turns, newest
+
+    def add(self, group: StoredGroup) -> RemoteError | None:
+        """Journals one group, or says why not and stores the receipt of that."""
+        if repeated(self._connection, group):
+            return RemoteError(Code.DUPLICATE, "The group is in the journal already.")
+        try:
+            self._add(group)
+        except RemoteError as error:
+            if error.code not in _UNANSWERED:
+                receipt = refused(group.id, group.key, error)
+                queue_receipt(self._connection, receipt)
+                self._ledger.count(receipt)
+            return error
+        return None
+
+    def _add(self, group: StoredGroup) -> None:
+        _check_version(group, self._ledger.known(group.key))
+        self._ledger.seen(group.key)
+        counters = read_counters(self._connection, group.key, group.checkpoint)
+        check_counter(self._connection, group, counters)
+        environment = self._draws.of(self._connection, group.key, group.checkpoint)
+        counters.take(group.counter, environment, self._draws.weights)
+        waits = self._rules is not None and counters.held_up
+        if waits:
+            self._check_wait(group, counters)
+        facts = (group.id, group.key, group.checkpoint, group.version, group.counter, group.digest)
+        row = self._connection.execute(
+            "INSERT INTO groups(id, key, checkpoint, version, counter, digest, received_ms, bytes, state, "
+            "turn) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *facts,
+                group.received_ms,
+                len(group.envelope),
+                "waiting" if waits else "pending",
+                None if waits else self._turns.next(),
+            ),
+        )
+        self._connection.execute("INSERT INTO envelopes VALUES(?, ?)", (row.lastrowid, group.envelope))
+        counters.waiting += waits
+        advance_floor(self._connection, group, counters)
+        if counters.waiting and not waits:
+            self._promote(group, counters)
+        write_counters(self._connection, group, counters)
+
+    def _check_wait(self, group: StoredGroup, counters: Counters) -> None:
+        """RemoteError(WITHHELD) for a checkpoint whose accounts are closed, BUSY where there is no room."""
+        assert self._rules is not None
+        if group.version < self._newest - self._rules.staleness:
+            raise withheld(counters)
+        check_room(self._connection, group, counters)
+
+    def _promote(self, group: StoredGroup, counters: Counters) -> None:
+        """The holes are filled: what waited is judged, in order of its counters."""
+        self._connection.execute(
+            "UPDATE groups SET state = 'pending', turn = ? + counter "
+            "WHERE key = ? AND checkpoint = ? AND state = 'waiting'",
+            (self._turns.skip(counters), group.key, group.checkpoint),
+        )
+        counters.waiting = 0
+
+
+def close_accounts(ledger: Ledger, version: int) -> None:
+    """A checkpoint has become stale: its holes are owed, and what waited for them is refused. [TSK-7]"""
+    rows = ledger.connection.execute(
+        "SELECT key, checkpoint FROM counters WHERE version = ? AND (holes > 0 OR waiting > 0)", (version,)
+    ).fetchall()
+    for key, checkpoint in rows:
+        counters = read_counters(ledger.connection, key, checkpoint)
+        ledger.owe(key, counters.holes)
+        if counters.waiting:
+            _refuse_waiting(ledger, key, checkpoint, counters)
+
+
+def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters) -> None:
+    """Together they are one fault."""
+    error = withheld(counters)
+    ids = ledger.connection.execute(
+        "UPDATE groups SET state = 'refused' WHERE key = ? AND checkpoint = ? AND state = 'waiting' "
+        "RETURNING id",
+        (key, checkpoint),
+    ).fetchall()
+    for number, (rollout,) in enumerate(ids):
+        answer(ledger, refused(rollout, key, error), again=number > 0)
+
+
+def _check_version(group: StoredGroup, record: KeyRecord) -> None:
+    """[TSK-6]: a key counts for versions published after it was first heard of."""
+    if group.version <= record.heard_version:
+        raise RemoteError(
+            Code.KEY_TOO_NEW,
+            f"This key was first heard of at version {record.heard_version} and counts from the next one on, "
+            f"not for version {group.version}.",
+            measured=group.version,
+            threshold=record.heard_version + 1,
+        )
