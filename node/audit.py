@@ -334,6 +334,8 @@ def compared(judged: _Judged) -> tuple[Outcome, str]:
         return _confirmed(judged, said) if said.verdict == "accepted" else (Outcome.DIFFERS, why)
     if said.verdict == "refused" and said.code in (None, error.code.value):
         return Outcome.CONFIRMED, why
+    if not said.audited:
+        return Outcome.DIFFERS, f"{why} It was accepted without an audit."
     return Outcome.DIFFERS, why
 
 

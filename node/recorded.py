@@ -18,7 +18,7 @@ from nous_node.protocol.constants import MAX_ENVELOPE, MAX_MANIFEST
 from nous_node.protocol.envelope import Hash, Uint
 
 from .database import Database, Row
-from .journal_tables import SCHEMA
+from .journal_tables import SCHEMA, GroupState
 
 PAGE: Final = 64
 """Groups read at once: 64 MB where each is as large as an envelope may be."""
@@ -33,6 +33,8 @@ class Said:
     """None where only the verdict was kept."""
     credit: int | None
     """Trained tokens credited; None where it was not kept."""
+    audited: bool = True
+    """Whether the trainer recomputed its tokens, as far as the record says. [VER-13]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class _GroupRow(msgspec.Struct, frozen=True, array_like=True):
     checkpoint: Hash
     version: Uint
     counter: Uint
-    state: Literal["pending", "accepted", "refused", "used"]
+    state: GroupState
+    audited: Literal[0, 1]
     envelope: bytes
     peer: Hash | None
     verdict: Literal["accepted", "refused"] | None
@@ -110,7 +113,7 @@ class _CheckpointRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 _ENTRIES: Final = f"""
-    SELECT arrival, groups.id, key, checkpoint, version, counter, state,
+    SELECT arrival, groups.id, key, checkpoint, version, counter, state, audited,
         coalesce(substr(data, 1, {MAX_ENVELOPE + 1}), x''), peer, verdict, code, credit
     FROM groups JOIN envelopes USING(arrival) LEFT JOIN receipts ON receipts.id = groups.id
     WHERE checkpoint = ? AND arrival > ? ORDER BY arrival LIMIT {PAGE}
@@ -171,11 +174,16 @@ def _entry(row: Row) -> Entry:
 
 
 def _said(row: _GroupRow) -> Said | None:
+    audited = bool(row.audited)
     if row.verdict is not None:
-        return Said(row.verdict, row.code, row.credit)
-    if row.state == "accepted" or row.state == "refused":
-        return Said(row.state, None, None)
-    return None  # pending, or too old to judge when a version was made
+        return Said(row.verdict, row.code, row.credit, audited)
+    match row.state:
+        case "accepted" | "dropped":
+            return Said("accepted", None, None, audited)
+        case "refused":
+            return Said("refused", None, None, audited)
+        case _:  # to be judged, or used: then it may have been too old to judge
+            return None
 
 
 def _fault(row: _GroupRow) -> str:
@@ -183,6 +191,6 @@ def _fault(row: _GroupRow) -> str:
         return ""
     if row.peer != row.key:
         return "The journal's receipt is for another key than the group's."
-    if row.state == "pending" or (row.state == "refused") != (row.verdict == "refused"):
+    if row.state in ("waiting", "pending") or (row.state == "refused") != (row.verdict == "refused"):
         return f"The journal calls the group {row.state}, and its receipt {row.verdict}."
     return ""

@@ -124,7 +124,7 @@ class Recorder:
             elif number == HONEST:
                 error = RemoteError(Code.REWARD_MISMATCH, "", measured=0.125, threshold=1e-6)
                 self.record.receipts.append(refused(group.id, group.key, error))
-        journal.decide(self.record.receipts)
+        journal.decide(self.record.receipts, NOW)
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +298,16 @@ def test_verdicts_without_receipts_are_compared_by_their_states(record: Record, 
     status, groups, _, _ = audited(record.path)
     assert status == 0
     assert outcomes(groups) == AS_RECORDED
+
+
+def test_a_group_that_was_accepted_unseen_and_does_not_hold_differs(record: Record, audited: Any) -> None:
+    bad = unseal(record.rollouts()[HONEST]).id
+    record.change("UPDATE groups SET state = 'dropped', audited = 0 WHERE id = ?", bad)
+    record.change("UPDATE receipts SET verdict = 'accepted', code = '' WHERE id = ?", bad)
+    status, groups, _, _ = audited(record.path)
+    assert status == 1
+    assert groups[HONEST]["outcome"] == "differs"
+    assert groups[HONEST]["text"].endswith("It was accepted without an audit.")
 
 
 def test_a_code_in_a_journal_is_foreign_text(record: Record, capsys: pytest.CaptureFixture[str]) -> None:
