@@ -17,8 +17,9 @@ from nous_node.protocol.errors import LocalError, NousError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
 from .advice import advice
+from .guidance import Guidance
 from .home import StorageError
-from .outbox import Outbox, SentGroup
+from .outbox import Outbox, SentGroup, Word
 from .runfolder import RunFolder
 from .store import Journal
 from .wording import count, duration, plural, printable, share
@@ -38,6 +39,34 @@ class Refusal(msgspec.Struct, frozen=True):
     advice: str
 
 
+class TrainersWord(msgspec.Struct, frozen=True):
+    """What a trainer said last of a key, signed. [RCP-6]"""
+
+    state: str
+    accepted: int
+    refused: int
+    credit: int
+    """Trained tokens credited, before debits."""
+    debit: int
+    """Trained tokens taken off for tasks that never arrived."""
+    rank: int
+    """1 for the most credit less debit; 0 without any."""
+    of: int
+    until: float | None
+    """Unix seconds at which a quarantine ends."""
+    said: float
+    """Unix seconds, by the trainer's clock."""
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What made the last groups."""
+
+    name: str
+    version: str
+    dtype: str
+    device: str
+
+
 class JoinedStatus(msgspec.Struct, frozen=True, tag="joined", tag_field="role"):
     """A run that this node takes part in."""
 
@@ -53,6 +82,12 @@ class JoinedStatus(msgspec.Struct, frozen=True, tag="joined", tag_field="role"):
     checkpoint: str
     last_made: float | None
     """Unix seconds of the last group."""
+    state: str
+    """How the trainer treats this key, in words."""
+    next: str
+    """What to do, in words."""
+    word: TrainersWord | None = None
+    engine: EngineFacts | None = None
 
 
 class TrainedStatus(msgspec.Struct, frozen=True, tag="trained", tag_field="role"):
@@ -95,7 +130,7 @@ def statuses(home: Path) -> Iterator[RunStatus]:
         if not (folder / "run.envelope").exists():
             continue
         try:
-            yield joined_status(folder)
+            yield joined_status(folder, time.time())
         except NousError as error:
             yield BrokenStatus(str(folder), str(error))
     for folder in sorted(home.glob("runs/*/")):
@@ -107,13 +142,17 @@ def statuses(home: Path) -> Iterator[RunStatus]:
             yield BrokenStatus(str(folder), str(error))
 
 
-def joined_status(folder: Path) -> JoinedStatus:
-    """Raises StorageError for an outbox that cannot be read."""
+def joined_status(folder: Path, now: float) -> JoinedStatus:
+    """`now`: Unix seconds. Raises StorageError for an outbox that cannot be read."""
     run, manifest = _manifest(folder / "run.envelope")
     if not (folder / "outbox.sqlite").is_file():
-        return JoinedStatus(manifest.name, run.hex(), 0, 0, 0, 0, [], -1, "", None)
+        known = Guidance(manifest, None, None, [])
+        state, step = known.state(now * 1000), known.next_step(now * 1000)
+        return JoinedStatus(manifest.name, run.hex(), 0, 0, 0, 0, [], -1, "", None, state, step)
     with Outbox.read(folder / "outbox.sqlite") as outbox:
         totals, history = outbox.totals(), outbox.history(HISTORY)
+        word, engine = outbox.word, outbox.engine
+    known = Guidance(manifest, engine, None if word is None else word.standing, history)
     last = history[0] if history else None
     return JoinedStatus(
         name=manifest.name,
@@ -126,6 +165,10 @@ def joined_status(folder: Path) -> JoinedStatus:
         version=-1 if last is None else last.version,
         checkpoint="" if last is None else last.checkpoint.hex(),
         last_made=None if last is None else last.made_ms / 1000,
+        state=known.state(now * 1000),
+        next=known.next_step(now * 1000),
+        word=None if word is None else _said(word),
+        engine=None if engine is None else EngineFacts(**msgspec.structs.asdict(engine)),
     )
 
 
@@ -187,13 +230,35 @@ def lines(one: RunStatus, now: float) -> list[str]:
 
 def _joined_lines(one: JoinedStatus, now: float) -> list[str]:
     made = "no group made yet" if one.last_made is None else f"version {one.version} {one.checkpoint[:16]}"
-    told = [
+    return [
         f"{printable(one.name)} ({one.run[:16]}), joined",
+        f"  standing    {one.state}{_rank(one.word)}",
         f"  accepted    {plural(one.accepted, 'group')}, {count(one.credit)} trained tokens credited",
+        *_word_lines(one.word, now),
         f"  waiting     {plural(one.waiting, 'group')} without a receipt, {one.given_up:,} given up",
-        f"  last group  {made}{_ago(one.last_made, now)}",
+        f"  last group  {made}{_engine(one.engine)}{_ago(one.last_made, now)}",
+        *_refusal_lines(one.refused, with_advice=True),
+        f"  next        {one.next}",
     ]
-    return told + _refusal_lines(one.refused, with_advice=True)
+
+
+def _rank(word: TrainersWord | None) -> str:
+    return f", rank {word.rank:,} of {word.of:,}" if word is not None and word.rank else ""
+
+
+def _word_lines(word: TrainersWord | None, now: float) -> list[str]:
+    """The trainer's own count, which is what holds."""
+    if word is None:
+        return []
+    debit = f" less {count(word.debit)} for tasks that never came" if word.debit else ""
+    return [
+        f"  credit      {count(word.credit)} trained tokens{debit}, {word.accepted:,} accepted and "
+        f"{word.refused:,} refused by the trainer's word{_ago(word.said, now)}"
+    ]
+
+
+def _engine(engine: EngineFacts | None) -> str:
+    return f", {printable(engine.dtype, 32)} on {printable(engine.device, 32)}" if engine is not None else ""
 
 
 def _trained_lines(one: TrainedStatus, now: float) -> list[str]:
@@ -238,6 +303,21 @@ def _refusals(refused: dict[str, int], history: list[SentGroup]) -> list[Refusal
         )
         for code, groups in ranked
     ]
+
+
+def _said(word: Word) -> TrainersWord:
+    standing = word.standing
+    return TrainersWord(
+        state=standing.state,
+        accepted=standing.accepted,
+        refused=standing.refused,
+        credit=standing.credit,
+        debit=standing.debit,
+        rank=standing.rank,
+        of=standing.of,
+        until=standing.until / 1000 if standing.until else None,
+        said=word.ts / 1000,
+    )
 
 
 def _ago(moment: float | None, now: float) -> str:

@@ -26,7 +26,8 @@ from nous_node.node.store import Journal, StoredCheckpoint
 from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.errors import Code
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Receipt
+from nous_node.protocol.receipts import Receipt, Standing
+from nous_node.protocol.rollouts import Engine
 
 KEY = Identity.from_seed(bytes(32))
 NOW = 1_700_000_000_000
@@ -69,7 +70,7 @@ def test_joined_run_tells_totals_and_the_last_figure_of_each_refusal(
 ) -> None:
     folder = joined(tmp_path, template)
     filled(folder, template)
-    status = joined_status(folder)
+    status = joined_status(folder, NOW / 1000)
     assert (status.accepted, status.waiting, status.credit, status.version) == (1, 1, 512, 7)
     (refusal,) = status.refused
     assert (refusal.code, refusal.groups, refusal.measured) == ("logprob-mismatch", 2, 0.5)
@@ -81,8 +82,25 @@ def test_joined_run_tells_totals_and_the_last_figure_of_each_refusal(
         "last: 0.5, limit 0.0001",
         "nous-node doctor",
         "1 min 29",
+        "the trainer has not said yet",
+        "next        Groups made here are far from what the run computes (measured 0.5, limit 0.0001)",
     ):
         assert wanted in text
+
+
+def test_the_trainers_word_is_told_with_rank_debit_and_time(tmp_path: Path, template: RunFolder) -> None:
+    folder = joined(tmp_path, template)
+    with Outbox.open(folder / "outbox.sqlite") as outbox:
+        outbox.note_engine(Engine("nous-torch", "1", "float32", "cuda:0"))
+        outbox.note_standing(Standing(KEY.key, "active", 120, 3, 5000, 40, 3, 12, 0), NOW - 90_000, b"proof")
+    status = joined_status(folder, NOW / 1000)
+    assert status.word is not None
+    assert (status.word.rank, status.word.of, status.word.said) == (3, 12, (NOW - 90_000) / 1000)
+    text = "\n".join(lines(status, NOW / 1000))
+    assert "standing    active, rank 3 of 12" in text
+    assert "5,000 trained tokens less 40 for tasks that never came, 120 accepted and 3 refused" in text
+    assert "1 min 30 s ago" in text
+    assert "float32 on cuda:0" in text
 
 
 def test_status_reads_while_a_node_writes(tmp_path: Path, template: RunFolder) -> None:
@@ -90,12 +108,12 @@ def test_status_reads_while_a_node_writes(tmp_path: Path, template: RunFolder) -
     filled(folder, template)
     with Home.open(tmp_path).lock(), Outbox.open(folder / "outbox.sqlite") as outbox:
         outbox.counters(bytes(32))
-        assert joined_status(folder).accepted == 1
+        assert joined_status(folder, NOW / 1000).accepted == 1
 
 
 def test_run_without_a_group_yet_is_told(tmp_path: Path, template: RunFolder) -> None:
     folder = joined(tmp_path, template)
-    assert "no group made yet" in "\n".join(lines(joined_status(folder), NOW / 1000))
+    assert "no group made yet" in "\n".join(lines(joined_status(folder, NOW / 1000), NOW / 1000))
 
 
 def test_trained_run_tells_its_last_checkpoint(template: RunFolder) -> None:
