@@ -33,7 +33,7 @@ from .canary import CANARY_FILE, Canary, Good, Health, Measure
 from .create import folder_entries
 from .curriculum import Curriculum
 from .evaluation import Accuracy, held_out_accuracy
-from .examiner import Examiner
+from .examiner import Examined, Examiner
 from .learner_messages import (
     Broken,
     Candidate,
@@ -156,8 +156,8 @@ class Learner:
             self.held.append(group)
             if candidate.version >= self.canary.oldest:
                 self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
-        self._leave(lambda one: not one.candidate.audit and one.candidate.key in examined.distrusted)
-        self.drop({c.key for c in candidates if c.state in OUT} | _proven(examined.judged))
+        out = {c.key for c in candidates if c.state in OUT} | _proven(examined.judged)
+        self._leave(lambda one: one.candidate.key in out or _distrusted(one.candidate, examined))
         return examined.judged
 
     def drop(self, keys: Collection[bytes]) -> None:
@@ -316,6 +316,10 @@ class Learner:
         if message.version > self.version:
             self.examiner.versions.alias(message.version, self.version)
             self.version = message.version
+
+
+def _distrusted(candidate: Candidate, examined: Examined) -> bool:
+    return candidate.key in examined.distrusted and not candidate.audit
 
 
 def _proven(judged: Sequence[Judged]) -> set[bytes]:
