@@ -91,7 +91,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         self._my_bytes = host.get_id().to_bytes()
         self._readers: dict[Any, trio.CancelScope] = {}
         self._registering: set[Any] = set()
-        self._offences = Offences(swarm, stats)
+        self.offences = Offences(swarm, stats)
         self._nursery: trio.Nursery | None = None
 
     async def run(self, task_status: Any = trio.TASK_STATUS_IGNORED) -> None:
@@ -99,7 +99,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self.mesh.run)
-            nursery.start_soon(self._offences.run)
+            nursery.start_soon(self.offences.run)
             task_status.started()
 
     # Peers
@@ -203,13 +203,13 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
             except (MuxedStreamError, MuxedConnUnavailable):
                 return  # the stream is over
             except DecodeError:
-                self._offences.add(peer, "gossip-garbage")
+                self.offences.add(peer, "gossip-garbage")
                 return
             except FrameError:
-                self._offences.add(peer, "gossip-bad-frame")
+                self.offences.add(peer, "gossip-bad-frame")
                 return
             except Exception:
-                self._offences.add(peer, "gossip-reader")
+                self.offences.add(peer, "gossip-reader")
                 return
 
     async def _receive(self, peer: Any, raw: bytes) -> None:
@@ -260,7 +260,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
         if msg.from_id == self._my_bytes:
             return  # our own, come back
         if not is_signed(msg):
-            self._offences.add(msg_forwarder, "gossip-bad-signature")
+            self.offences.add(msg_forwarder, "gossip-bad-signature")
             return
         self.seen_messages.add(mid)
         data = msg.data
@@ -280,7 +280,7 @@ class Gossip(Pubsub):  # type: ignore[misc]  # untyped base
                 counters.ignored += 1
             case Verdict.REJECT:
                 counters.rejected += 1
-                self._offences.add(msg_forwarder, "gossip-rejected")
+                self.offences.add(msg_forwarder, "gossip-rejected")
 
     def _judge(self, subscription: Subscription, data: bytes, forwarder: Any) -> Verdict:
         try:

@@ -174,16 +174,6 @@ class PeerRecord(msgspec.Struct, frozen=True):
     """By code, the most frequent first."""
 
 
-class Offender(msgspec.Struct, frozen=True):
-    """What a connection peer did wrong in the transport, apart from content. [REP-3]"""
-
-    peer: str
-    """Peer id."""
-    faults: int
-    refused_until_ms: int
-    """Unix milliseconds; in the past where it is not refused now."""
-
-
 class JournalStats(msgspec.Struct, frozen=True):
     """Figures over the whole run."""
 

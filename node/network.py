@@ -42,7 +42,7 @@ from .network_errors import (
     NotConnectedError,
     UnreachableError,
 )
-from .network_stats import NetworkStats
+from .network_stats import NetworkStats, Offender
 from .requests import Handler, Server, Service
 from .upload_limit import UploadLimit
 
@@ -212,6 +212,10 @@ class Network:
         while not self.subscribers(topic):
             await self._gossip.subscribers_changed.wait()
 
+    def offenders(self) -> list[Offender]:
+        """What peers did wrong since this was last asked, for whoever keeps it."""
+        return self._gossip.offences.take()
+
     # Requests
 
     def serve(
@@ -272,8 +276,11 @@ class Network:
 
 
 @asynccontextmanager
-async def open_network(seed: bytes, config: NetworkConfig) -> AsyncIterator[Network]:
-    """Listen and run until the block ends. `seed`: the 32-byte Ed25519 private key of the node.
+async def open_network(
+    seed: bytes, config: NetworkConfig, offenders: Iterable[Offender] = ()
+) -> AsyncIterator[Network]:
+    """Listen and run until the block ends. `seed`: the 32-byte Ed25519 private key of the node. `offenders`:
+    peers that an earlier life of it refused.
 
     Raises ListenError or AddressError before the block starts.
     """
@@ -281,6 +288,7 @@ async def open_network(seed: bytes, config: NetworkConfig) -> AsyncIterator[Netw
     stats = NetworkStats()
     host = build_host(seed, config.max_connections, stats, UploadLimit(config.upload_limit))
     gossip = Gossip(host, seed, stats)
+    gossip.offences.resume(offenders)
     network = Network(host, gossip, config, stats)
     swarm = host.get_network()
     failure: Exception | None = None

@@ -15,6 +15,17 @@ NOT_FORWARDED = "not-forwarded-slow-peer"
 GIVEN_UP = "consumer-slow"
 
 
+@dataclass(frozen=True, slots=True)
+class Offender:
+    """What a connection peer did wrong in the transport, apart from any content. [REP-3]"""
+
+    peer: str
+    """Peer id."""
+    faults: int
+    refused_until_ms: int = 0
+    """Unix milliseconds; in the past where it is not refused."""
+
+
 @dataclass
 class TopicCounters:
     """Messages of one topic since the node started."""

@@ -36,20 +36,19 @@ from .journal_tables import (
     SCHEMA,
     JournalStats,
     KeyRecord,
-    Offender,
     PeerRecord,
     StoredCheckpoint,
     StoredGroup,
     converted,
 )
 from .journal_trim import trim
+from .network_stats import Offender
 from .reputation import Reputation
 
 __all__ = [
     "Journal",
     "JournalStats",
     "KeyRecord",
-    "Offender",
     "PeerRecord",
     "RunRules",
     "StoredCheckpoint",
@@ -177,7 +176,7 @@ class Journal:
             "INSERT INTO transport VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "faults = faults + excluded.faults, seen_ms = excluded.seen_ms, "
             "refused_until_ms = max(refused_until_ms, excluded.refused_until_ms)",
-            [(*msgspec.structs.astuple(one), now) for one in offenders],
+            [(one.peer, one.faults, one.refused_until_ms, now) for one in offenders],
         )
 
     # --- groups ----------------------------------------------------------------------------------

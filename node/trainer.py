@@ -96,7 +96,7 @@ async def trainer(
         problem = await trio.to_thread.run_sync(publisher.resume)
         if problem:
             report(Note(problem, "warning"))
-        async with open_network(identity.seed, config) as network:
+        async with open_network(identity.seed, config, journal.offenders()) as network:
             node = _Trainer(
                 settings, folder, journal, publisher, following, network, report, renewals or Renewals()
             )
@@ -172,6 +172,7 @@ class _Trainer:
                     await self._send_receipts(parting=True)
                 nursery.cancel_scope.cancel()
         finally:
+            self._keep_offenders()
             await self.lessons.coach.close()
 
     # --- groups come in --------------------------------------------------------------------------
@@ -319,8 +320,15 @@ class _Trainer:
         losses = Losses(self.report)
         while True:
             self.standings.pass_time(now_ms())
+            self._keep_offenders()
             losses.report(self.training.status(len(self.network.peers()), self.network.stats.losses()))
             await trio.sleep(STATUS_SECONDS)
+
+    def _keep_offenders(self) -> None:
+        """What peers did to the transport, over restarts. [REP-3] [REP-4]"""
+        offenders = self.network.offenders()
+        if offenders:
+            self.journal.offended(offenders, now_ms())
 
 
 def _stored(envelope: Envelope, group: RolloutGroup, version: int, data: bytes) -> StoredGroup:
