@@ -34,9 +34,9 @@ CHAPTER_OF = {
         "node.hardening node.muxer node.muxer_stream node.gossip node.gossip_memory node.mesh node.offences "
         "node.network node.relay node.requests node.liveness node.following node.holdings"
     ),
-    "06-tasks-and-sampling.md": "node.renewals",
+    "06-tasks-and-sampling.md": "node.renewals node.journal_counters",
     "08-verification.md": "node.statistics node.copies node.verification node.examiner node.selection",
-    "10-reputation-and-receipts.md": "node.volunteer node.sending node.trainer node.pacing",
+    "10-reputation-and-receipts.md": "node.volunteer node.sending node.trainer node.pacing node.reputation",
 }
 """Chapters whose text has the numbers of these tables."""
 

@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nous_node.node.copies import Copies
+from nous_node.node.journal_counters import Counters, withheld
+from nous_node.node.reputation import Reputation
 from nous_node.node.statistics import Drift, Evidence, Figures, check_figures
 from nous_node.node.verification import check_ends, check_repetition
 from nous_node.protocol.encoding import read
@@ -22,7 +24,7 @@ from nous_node.protocol.runs import Bound, RunManifest
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
 Case = dict[str, Any]
 
-NAMES = ["copies", "drift", "ends", "evidence", "limits", "repetition", "verification"]
+NAMES = ["copies", "drift", "ends", "evidence", "holes", "limits", "repetition", "states", "verification"]
 FILES = {name: json.loads((VECTORS / f"{name}.json").read_text()) for name in NAMES}
 MANIFEST = read(bytes.fromhex(FILES["limits"]["manifest"]), RunManifest, 1 << 20)
 THRESHOLDS = MANIFEST.thresholds
@@ -106,7 +108,35 @@ def drive_end(case: Case) -> None:
     check_ends(tokens, recomputed, case["stop"], case["stop_probability"])
 
 
+def drive_states(case: Case) -> None:
+    key = Reputation()
+    for step in case["steps"]:
+        now = step["now"]
+        key = key.at(now)
+        for _ in range(step["times"]):
+            if step["verdict"] == "accepted":
+                key = key.accepted(step["version"], now)
+            elif step["verdict"] == "refused":
+                key = key.refused(step["code"], step.get("measured"), step.get("threshold"), now)
+        assert (key.state, key.until_ms) == (step["state"], step["until"])
+        assert near(key.score, step["score"], case)
+
+
+def drive_holes(case: Case) -> None:
+    environments = case["environments"]
+    weights = tuple(1 for _ in set(environments))
+    counters, waits = Counters(), False
+    for step in case["steps"]:
+        counters.take(step["counter"], environments.__getitem__, weights)
+        waits = counters.held_up
+        assert (counters.holes, waits) == (step["holes"], step["waits"])
+    if waits:
+        raise withheld(counters)
+
+
 DRIVERS: dict[str, Callable[[Case], None]] = {
+    "holes": drive_holes,
+    "states": drive_states,
     "copies": drive_copies,
     "ends": drive_end,
     "repetition": drive_repetition,
