@@ -23,15 +23,18 @@ import msgspec
 import psutil
 
 from nous_node.protocol.checkpoints import files_hash
-from nous_node.protocol.errors import NousError
+from nous_node.protocol.errors import NousError, RemoteError
+from nous_node.protocol.runs import Thresholds
 
-from .calibration import embedded_thresholds
+from .calibration import EMBEDDED, read_calibration
 from .cli_exit import Exit
 from .config import DEFAULT_PORT, parse_device
 from .device import devices, missing
 from .home import Home, HomeBusyError
 from .plan import DEFAULT_MODEL, DEFAULT_MODEL_HASH
+from .statistics import Figures, check_figures
 from .wording import plural, printable, size
+from .worker_messages import FIRST_GROUPS
 
 NEEDED_PYTHON = (3, 11)
 LOW_DISK = 2 << 30
@@ -42,8 +45,8 @@ LOW_MEMORY = 1 << 30
 """A worker with torch takes some 400 MiB before it has a model."""
 CLOCK_SLACK_S = 120.0
 """Files of ours from the future by more than this show a clock that went back."""
-SELF_TEST_GROUPS, SELF_TEST_TOKENS = 8, 16
-"""Enough tokens that a wrong kernel shows, few enough for a second on one core."""
+SELF_TEST_GROUPS, SELF_TEST_TOKENS = 64, 16
+"""Some 300 tokens: enough that a wrong kernel shows, few enough for a second on one core."""
 
 State = Literal["ok", "note", "problem"]
 
@@ -70,6 +73,8 @@ def checks(home: Path, device: str = "cpu") -> Iterator[Check]:
         ("torch", lambda: check_torch(device)),
         ("default policy", check_default_policy),
         ("reproducibility", lambda: check_reproducibility(device)),
+        ("bfloat16", lambda: check_reproducibility(device, "bfloat16")),
+        ("first groups", check_join),
         ("sandbox", check_sandbox),
         ("environments", check_environments),
     ]
@@ -189,47 +194,62 @@ def check_default_policy() -> Check:
     return Check("default policy", "ok", f"complete, files hash {digest[:16]}")
 
 
-def check_reproducibility(device: str = "cpu") -> Check:
-    """What a volunteer samples here is what a trainer recomputes: the embedded default against itself."""
+def check_reproducibility(device: str = "cpu", dtype: str = "float32") -> Check:
+    """What a volunteer samples here is what a trainer recomputes: the embedded default against itself, as a
+    join does with the first groups of its run."""
+    name = "reproducibility" if dtype == "float32" else dtype
     if missing(device):
-        return Check("reproducibility", "problem", f"not measured: there is no {device} here.")
-    measured = self_test(device)
-    limits = embedded_thresholds()
+        return Check(name, "problem", f"not measured: there is no {device} here.")
+    measured, limits = self_test(device, dtype), _limits(dtype)
+    if limits is None:
+        return Check(
+            name,
+            "ok",
+            f"log-probs of the embedded default differ by {measured.logprob:.1e}, draws by "
+            f"{measured.distance:.1e} in the mean and {measured.largest:.1e} at most; runs in {dtype} bring "
+            "their own limits",
+        )
     text = (
-        f"log-probs differ by {measured.logprob_mad:.1e} (limit {limits.logprobs.limit:.0e}), draws by "
-        f"{measured.distance_mean:.1e} in the mean ({limits.distances.limit:.0e}) and "
-        f"{measured.distance_max:.1e} at most ({limits.distance_max:.0e})"
+        f"log-probs differ by {measured.logprob:.1e} (limit {limits.logprobs.limit:.0e}), draws by "
+        f"{measured.distance:.1e} in the mean ({limits.distances.limit:.0e}) and "
+        f"{measured.largest:.1e} at most ({limits.distance_max:.0e})"
     )
-    good = (
-        measured.logprob_mad <= limits.logprobs.limit
-        and measured.distance_mean <= limits.distances.limit
-        and measured.distance_max <= limits.distance_max
+    try:
+        check_figures(measured, limits, "group")
+    except RemoteError:
+        step = "rollouts made here would be refused: try --device cpu, or another build of torch."
+        return Check(name, "problem", f"{text}; {step}")
+    return Check(name, "ok", text)
+
+
+def check_join() -> Check:
+    """What is done of this with a run's own model."""
+    return Check(
+        "first groups",
+        "ok",
+        f"a join verifies its first {FIRST_GROUPS} groups like this, with its run's model and limits, on the "
+        "CPU in the dtype that the trainer recomputes in, and publishes none if one would be refused",
     )
-    if not good:
-        text += "; rollouts made here would be refused: try --device cpu, or another build of torch."
-    return Check("reproducibility", "ok" if good else "problem", text)
 
 
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """Over all tokens of the self-test."""
-
-    logprob_mad: float
-    distance_mean: float
-    distance_max: float
+def _limits(dtype: str) -> Thresholds | None:
+    """Calibrated for the embedded default in this dtype; None where nobody did."""
+    file = EMBEDDED.with_name(f"nous-default-{dtype}.json")
+    return read_calibration(file).thresholds if file.exists() else None
 
 
-def self_test(device: str = "cpu") -> SelfTest:
-    """Generates seeded tokens with the embedded default in fp32 and recomputes them by prefill, on the CPU as
-    most trainers would."""
+def self_test(device: str = "cpu", dtype: str = "float32") -> Figures:
+    """Generates seeded tokens with the embedded default in `dtype` and recomputes them by prefill, on the CPU
+    in float32 as most trainers would."""
     import numpy as np
 
     from nous_node.trainer.generate import Request, generate, uniforms
     from nous_node.trainer.policy import Policy
     from nous_node.trainer.prefill import Recorded, prefill
 
-    policy = Policy.load(DEFAULT_MODEL, "float32", device)
-    verifier = policy if device == "cpu" else Policy.load(DEFAULT_MODEL, "float32")
+    policy = Policy.load(DEFAULT_MODEL, dtype, device)
+    alike = device == "cpu" and dtype == "float32"
+    verifier = policy if alike else Policy.load(DEFAULT_MODEL, "float32")
     prompts = [policy.tokenizer.encode(f"sort {3141 + 577 * n}=") for n in range(SELF_TEST_GROUPS)]
     keys = [bytes([n]) * 32 for n in range(SELF_TEST_GROUPS)]
     wanted = [Request(prompt, key, 0, SELF_TEST_TOKENS) for prompt, key in zip(prompts, keys, strict=True)]
@@ -243,11 +263,11 @@ def self_test(device: str = "cpu") -> SelfTest:
         for prompt, key, one in zip(prompts, keys, made, strict=True)
     ]
     results = prefill(verifier, recorded, 1.0)
-    reported = np.concatenate([one.logprobs for one in made])
-    recomputed = np.concatenate([one.logprobs for one in results])
-    distances = np.concatenate([one.distances for one in results])
-    return SelfTest(
-        float(np.abs(reported - recomputed).mean()), float(distances.mean()), float(distances.max())
+    return Figures.together(
+        [
+            Figures.of(one.logprobs, found.logprobs, found.distances)
+            for one, found in zip(made, results, strict=True)
+        ]
     )
 
 

@@ -39,7 +39,7 @@ from .outbox import Outbox
 from .pacing import Pacing
 from .restraint import Restraint
 from .sending import Sending
-from .worker_messages import ENGINE, Checked, FirstGroups, Group, Load, Order
+from .worker_messages import ENGINE, FIRST_GROUPS, Checked, FirstGroups, Group, Load, Order
 
 HELLO_SECONDS = 10.0
 """Between greetings while no checkpoint counts for our key yet."""
@@ -52,10 +52,6 @@ of a call is below a hundredth of it."""
 
 MAX_BATCH = 64
 """Groups of one batch."""
-
-FIRST_GROUPS = 4
-"""Groups of each new worker process that are verified here before they are published: one already shows
-another dtype or a wrong kernel; a batch of two or three shows padding."""
 
 MAX_FAILURES = 5
 """Workers that die one after the other, without a group between, before the volunteer gives up."""

@@ -8,6 +8,11 @@ ENGINE = "nous-torch"
 """What samples in the worker, as rollouts name it."""
 
 
+FIRST_GROUPS = 4
+"""Groups of each new worker process that are verified here before they are published: one already shows
+another dtype or a wrong kernel; a batch of two or three shows padding."""
+
+
 class FirstGroups(msgspec.Struct):
     """How many of the first groups of a process are verified before it hands them out, and what they are
     derived from."""

@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nous_node.node import doctor
@@ -22,7 +23,9 @@ from nous_node.node.doctor import (
     print_checks,
 )
 from nous_node.node.home import Home
+from nous_node.node.statistics import Figures
 from nous_node.protocol.errors import LocalError
+from nous_node.protocol.runs import Bound
 
 
 def test_this_machine_is_fit_and_every_check_has_a_line(
@@ -31,9 +34,12 @@ def test_this_machine_is_fit_and_every_check_has_a_line(
     assert print_checks(tmp_path / "home", None, json=True) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["name"] for one in told if one["state"] == "problem"] == []
-    assert {"python", "torch", "libp2p", "home", "disk", "reproducibility", "environments"} <= {
+    assert {"python", "torch", "libp2p", "home", "disk", "reproducibility", "bfloat16", "environments"} <= {
         one["name"] for one in told
     }
+    texts = {one["name"]: one["text"] for one in told}
+    assert "limit" in texts["reproducibility"]
+    assert "verifies its first 4 groups" in texts["first groups"]
 
 
 def test_a_problem_makes_the_exit_code_1_and_the_others_are_still_checked(
@@ -43,7 +49,7 @@ def test_a_problem_makes_the_exit_code_1_and_the_others_are_still_checked(
         raise RuntimeError("no wheel for this machine")
 
     monkeypatch.setattr(doctor, "check_torch", broken)
-    monkeypatch.setattr(doctor, "check_reproducibility", lambda device: Check("reproducibility", "ok", ""))
+    monkeypatch.setattr(doctor, "check_reproducibility", lambda *_: Check("reproducibility", "ok", ""))
     assert print_checks(tmp_path, None, json=False) == 1
     told = capsys.readouterr().out
     assert "no wheel for this machine" in told
@@ -109,10 +115,37 @@ def test_little_disk_is_noted_and_none_is_a_problem(tmp_path: Path, monkeypatch:
 
 def test_engine_that_computes_other_numbers_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = embedded_thresholds().distance_max
-    monkeypatch.setattr(doctor, "self_test", lambda device: doctor.SelfTest(0.0, 0.0, 2 * limit))
+    monkeypatch.setattr(doctor, "self_test", lambda device, dtype: Figures(40, 0.0, 0.0, 2 * limit))
     check = check_reproducibility()
     assert check.state == "problem"
     assert "would be refused" in check.text
+
+
+def test_each_dtype_is_measured_against_what_was_calibrated_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def measured(device: str, dtype: str) -> Figures:
+        asked.append(dtype)
+        return Figures(40, 0.01, 0.001, 0.02)
+
+    monkeypatch.setattr(doctor, "self_test", measured)
+    known, unknown = embedded_thresholds(), None
+    loose = msgspec.structs.replace(known, logprobs=Bound(1.0, 1.0, 1.0), distances=Bound(1.0, 1.0, 1.0))
+    found = {"float32": known, "bfloat16": msgspec.structs.replace(loose, distance_max=1.0)}
+    monkeypatch.setattr(doctor, "_limits", found.get)
+    assert check_reproducibility("cpu", "float32").state == "problem"
+    assert check_reproducibility("cpu", "bfloat16").state == "ok"
+    monkeypatch.setattr(doctor, "_limits", lambda dtype: unknown)
+    check = check_reproducibility("cpu", "bfloat16")
+    assert (check.name, check.state) == ("bfloat16", "ok")
+    assert "1.0e-02" in check.text
+    assert asked == ["float32", "bfloat16", "bfloat16"]
+
+
+def test_bfloat16_differs_more_than_float32() -> None:
+    exact, rough = doctor.self_test("cpu", "float32"), doctor.self_test("cpu", "bfloat16")
+    assert exact.logprob < 1e-5 < rough.logprob
+    assert exact.distance < rough.distance
 
 
 def test_device_that_is_not_there_is_a_problem_and_nothing_is_measured_on_it() -> None:
