@@ -74,9 +74,10 @@ class Intake:
         check_counter(self._connection, group, counters)
         environment = self._draws.of(self._connection, group.key, group.checkpoint)
         counters.take(group.counter, environment, self._draws.weights)
-        waits = self._rules is not None and counters.held_up
-        if waits:
+        held_up = self._rules is not None and counters.held_up
+        if held_up:
             self._check_wait(group, counters)
+        waits = held_up or counters.waiting > 0  # it may be what the others wait for: it goes with them
         facts = (group.id, group.key, group.checkpoint, group.version, group.counter, group.digest)
         row = self._connection.execute(
             "INSERT INTO groups(id, key, checkpoint, version, counter, digest, received_ms, bytes, state, "
@@ -92,7 +93,7 @@ class Intake:
         self._connection.execute("INSERT INTO envelopes VALUES(?, ?)", (row.lastrowid, group.envelope))
         counters.waiting += waits
         advance_floor(self._connection, group, counters)
-        if counters.waiting and not waits:
+        if waits and not held_up:
             self._promote(group, counters)
         write_counters(self._connection, group, counters)
 
