@@ -15,7 +15,8 @@ from nous_node.protocol.errors import LocalError
 from nous_node.protocol.runs import Thresholds
 
 PACKAGED = Path(__file__).parent / "calibrations"
-EMBEDDED = PACKAGED / "nous-default-float32.json"
+EMBEDDED_NAME = "nous-default"
+EMBEDDED = PACKAGED / f"{EMBEDDED_NAME}-float32.json"
 """Of the embedded default policy."""
 
 

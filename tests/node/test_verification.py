@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import time
@@ -11,17 +12,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from nous_node.envs.environment import PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.node.learner_messages import Candidate
 from nous_node.node.runfolder import RunFolder
-from nous_node.node.verification import CheckedGroup, Verifier, deadline
+from nous_node.node.verification import CheckedGroup, Verifier, check_ends, check_repetition, deadline
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import RolloutGroup, pack_floats, trained_tokens, unpack_floats
 from nous_node.trainer.policy import Policy
 
 COUNT = 6
+STOP = 7_777
 
 
 class Bench:
@@ -209,6 +212,65 @@ def test_weights_that_are_broken_refuse_and_do_not_pass(bench: Bench) -> None:
     (outcome,) = bench.verifier.check_sampling(bench.policy, [nan])
     assert outcome is not None
     assert outcome.code == Code.LOGPROB_MISMATCH
+
+
+def looped(period: int, repeated: int, before: int = 0) -> NDArray[np.int64]:
+    """`before` different tokens, then `repeated` of a piece of `period`."""
+    return np.concatenate([np.arange(100, 100 + before), np.arange(repeated) % period])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "measured"),
+    [
+        (looped(1, 64), 64),
+        (looped(16, 80), 80),
+        (looped(3, 70, before=70), 70),
+        (np.append(looped(3, 70), STOP), 70),  # a loop that ends is one
+        (looped(1, 63), None),
+        (looped(17, 80), None),
+        (looped(3, 70, before=72), None),  # less than half
+        (np.append(looped(3, 70), [5, 6]), None),
+        (np.arange(200), None),
+        (np.arange(0), None),
+        (np.arange(1), None),
+    ],
+)
+def test_tokens_that_end_in_a_loop_are_a_repetition(tokens: NDArray[np.int64], measured: int | None) -> None:
+    if measured is None:
+        check_repetition(tokens, [STOP])
+        return
+    with pytest.raises(RemoteError) as error:
+        check_repetition(tokens, [STOP])
+    assert (error.value.code, error.value.measured, error.value.threshold) == (Code.REPETITION, measured, 64)
+
+
+def test_loops_are_looked_for_in_free_runs_only(bench: Bench) -> None:
+    group = bench.check(bench.candidates[0])
+    count = 70
+    stuck = dataclasses.replace(
+        group.trajectories[0],
+        tokens=np.full(count, 65, np.int64),
+        trained=np.ones(count, np.bool_),
+        logprobs=np.zeros(count, np.float32),
+    )
+    group = dataclasses.replace(group, trajectories=[stuck])
+    bench.verifier.check_sampled(group)
+    with pytest.raises(RemoteError) as error:
+        bench.of_run(mode="free").check_sampled(group)
+    assert error.value.code == Code.REPETITION
+
+
+def test_every_stop_token_has_to_be_likely_enough() -> None:
+    tokens = np.array([5, STOP, 6, STOP])
+    logprobs = np.log(np.array([1e-30, 0.5, 1e-30, 1e-4], np.float32))
+    check_ends(tokens, logprobs, [STOP], 0.9e-4)
+    with pytest.raises(RemoteError) as error:
+        check_ends(tokens, logprobs, [STOP], 1.1e-4)
+    assert error.value.code == Code.FINISH
+    assert error.value.measured == pytest.approx(1e-4)
+    for missing in (float("nan"), float("-inf")):
+        with pytest.raises(RemoteError):
+            check_ends(tokens[:2], np.array([0, missing], np.float32), [STOP], 1e-9)
 
 
 def test_no_groups_are_no_work(bench: Bench) -> None:
