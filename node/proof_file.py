@@ -27,7 +27,7 @@ from nous_node.protocol.identity import SIGNATURE_BYTES, Identity, peer_id, veri
 from nous_node.protocol.receipts import Receipts, Standing, open_receipts
 from nous_node.protocol.runs import RunManifest, open_manifest
 
-DOMAIN: Final = b"nous-node/proof/1\0"
+DOMAIN: Final = b"nous/proof/1\0"
 """In front of what is signed: no signature of an envelope is one of a file."""
 
 MAX_FILE: Final = 128 << 20

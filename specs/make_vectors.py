@@ -18,6 +18,7 @@ import vectors_envelopes
 import vectors_gossip
 import vectors_model
 import vectors_peers
+import vectors_proofs
 import vectors_rollouts
 import vectors_runs
 import vectors_schema
@@ -61,6 +62,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_runs.checkpoints),
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
     "receipts": ("Receipts: chapter 10.", vectors_runs.receipts),
+    "proofs": ("Proof files: chapter 10.", vectors_proofs.proofs),
     "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),
     "hellos": ("Hellos: chapter 10.", vectors_runs.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),

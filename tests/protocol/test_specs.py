@@ -70,7 +70,7 @@ def test_kinds_and_domains_are_those_assigned() -> None:
     domains = {row[0] for row in rows(ASSIGNED, "Domains")}
     ours = {value for name, value in vars(constants).items() if name.startswith("DOMAIN_")}
     assert {domain.rstrip(b"\0").decode() for domain in ours} == {
-        domain for domain in domains if not domain.startswith("nous/sort-digits")
+        domain for domain in domains if not domain.startswith(("nous/sort-digits", "nous/proof"))
     }
 
 
@@ -242,6 +242,10 @@ def samples() -> list[tuple[str, Any]]:
         for case in VECTORS[name]["cases"]:
             if "code" not in case and case["comment"] not in BEYOND_CDDL:
                 found.append((rule, decode(bytes.fromhex(case[field]), 1 << 24, 1 << 18)))
+    for case in VECTORS["proofs"]["cases"]:
+        if "code" not in case:
+            outer: Any = decode(bytes.fromhex(case["file"]), 1 << 24)
+            found += [("proof", outer), ("proof-signed", decode(outer["signed"], 1 << 24))]
     for case in VECTORS["streams"]["cases"]:
         if "code" not in case:
             found.append((case["message"], decode(bytes.fromhex(case["frame"])[4:], 1 << 24)))

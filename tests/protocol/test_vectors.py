@@ -52,6 +52,7 @@ OF_THE_NODE = {
     "evidence",
     "holes",
     "limits",
+    "proofs",
     "repetition",
     "states",
     "verification",
