@@ -70,7 +70,7 @@ class Standings:
     def note(self, receipts: Iterable[Receipt], now: int) -> None:
         """Receipts that are being sent: the standings of their keys are to follow."""
         for receipt in receipts:
-            if receipt.peer not in self._due:
+            if receipt.peer not in self._due and len(self._due) < MAX_TOLD:
                 told = self._told.get(receipt.peer)
                 self._due[receipt.peer] = now if told is None else told + TOLD_MS
 
@@ -79,9 +79,10 @@ class Standings:
         keys = [key for key, due in self._due.items() if due <= now or parting]
         if not keys:
             return []
-        for key in keys[TOLD_AT_ONCE:]:
-            self._due[key] = now
-        return self._journal.standings(keys[:TOLD_AT_ONCE], now)
+        standings = self._journal.standings(keys[:TOLD_AT_ONCE], now)
+        for unknown in set(keys[:TOLD_AT_ONCE]) - {standing.peer for standing in standings}:
+            del self._due[unknown]
+        return standings
 
     def told(self, standings: Sequence[Standing], now: int) -> None:
         """They were published."""
