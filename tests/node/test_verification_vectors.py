@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 
 from nous_node.node.copies import Copies
 from nous_node.node.journal_counters import Counters, withheld
+from nous_node.node.journal_keys import Ledger
+from nous_node.node.journal_tables import SCHEMA
 from nous_node.node.proof_file import ProofError, open_proofs
 from nous_node.node.reputation import Reputation
 from nous_node.node.statistics import Drift, Evidence, Figures, check_figures
@@ -142,8 +146,25 @@ def drive_holes(case: Case) -> None:
         counters.take(step["counter"], environments.__getitem__, weights)
         waits = counters.held_up
         assert (counters.holes, waits) == (step["holes"], step["waits"])
+    assert debited(counters.holes, case["accepted"], case["credit"]) == case["debit"]
     if waits:
         raise withheld(counters)
+
+
+def debited(holes: int, accepted: int, credit: int) -> int:
+    """What a key owes for so many holes."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA.tables)
+        connection.execute(
+            "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent, accepted, credit) "
+            "VALUES(x'00', 0, 0, 0, '', ?, ?)",
+            (accepted, credit),
+        )
+        ledger = Ledger(connection, 0)
+        ledger.owe(b"\0", holes)
+        record = ledger.record(b"\0")
+        assert record is not None
+        return record.debit
 
 
 def drive_proof(case: Case) -> None:
