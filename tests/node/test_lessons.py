@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -29,11 +30,12 @@ from nous_node.node.learner_messages import (
     Verdicts,
 )
 from nous_node.node.learning import read_learning
-from nous_node.node.lessons import BACKLOG_UPDATES, MAX_FAILURES, VERIFY_BATCH, Lessons
+from nous_node.node.lessons import AUDITS, BACKLOG_UPDATES, MAX_FAILURES, VERIFY_BATCH, Lessons
 from nous_node.node.pipe import ChildDied
 from nous_node.node.publishing import Publisher
 from nous_node.node.runfolder import RunFolder
 from nous_node.node.standings import Standings
+from nous_node.node.statistics import Drift
 from nous_node.node.store import Journal, StoredGroup
 from nous_node.node.training import Training
 from nous_node.protocol.envelope import Kind, seal, unseal
@@ -43,7 +45,7 @@ from nous_node.protocol.receipts import accepted, refused
 
 UPDATE = 4
 NOW = 1_800_000_000_000
-VOLUNTEER = Identity.from_seed(b"v" * 32)
+VOLUNTEER, OTHER = Identity.from_seed(b"v" * 32), Identity.from_seed(b"o" * 32)
 LATER = 1000.0
 """Virtual seconds: longer than all pauses together."""
 
@@ -61,6 +63,8 @@ class PlayedLearner:
     distrusted: list[list[bytes]] = field(default_factory=list)
     published_versions: list[int] = field(default_factory=list)
     refusing: bool = False
+    doubted: set[bytes] = field(default_factory=set)
+    """Groups with which the drift of their key is too large."""
     pause: trio.Event | None = None
     """Where set: it says nothing until then."""
     says: list[FromLearner | Exception] = field(default_factory=list)
@@ -89,10 +93,14 @@ class PlayedLearner:
         self.says.append(Rested(len(self.held)))
 
     def _judged(self, group: Candidate) -> Judged:
+        if group.id in self.doubted:
+            error = RemoteError(Code.DRIFT, "no", measured=21.0, threshold=20.0)
+            return Judged(refused(group.id, group.key, error), str(error), drift=Drift())
         if self.refusing:
             error = RemoteError(Code.REWARD_MISMATCH, "no")
             return Judged(refused(group.id, group.key, error), str(error))
-        return Judged(accepted(group.id, group.key, 10), reward=0.5)
+        drift = Drift(group.drift.logprob + 1) if group.audit else None
+        return Judged(accepted(group.id, group.key, 10), reward=0.5, drift=drift)
 
     async def receive(self) -> FromLearner:
         if self.pause is not None:
@@ -290,6 +298,101 @@ async def test_a_beacon_that_was_renewed_while_a_learner_started_is_told_to_it(
     async with school.open():
         await wait_all_tasks_blocked()
     assert school.learner.published_versions == [1]
+
+
+# --- how keys stand ------------------------------------------------------------------------------
+
+
+def activate(school: School) -> None:
+    """The key of the volunteer has passed its probation."""
+    with school.journal._database.transaction() as connection:
+        connection.execute("UPDATE keys SET state = 'active'")
+
+
+async def test_all_groups_of_a_key_on_probation_are_audited(school: School, autojump_clock: object) -> None:
+    school.lessons._audit = 0.0
+    async with school.open():
+        school.send(3)
+        await wait_all_tasks_blocked()
+    assert [(one.state, one.audit) for one in school.learner.batches[0]] == [("probation", True)] * 3
+
+
+async def test_of_an_active_key_a_share_is_audited_that_nobody_can_foresee(
+    school: School, autojump_clock: object
+) -> None:
+    """[VER-13]"""
+    activate(school)
+    school.lessons._audit = 0.3
+    ids = school.send(VERIFY_BATCH)
+    async with school.open():
+        await wait_all_tasks_blocked()
+    (batch,) = school.learner.batches
+    audited = {one.id for one in batch if one.audit}
+    assert {one.state for one in batch} == {"active"}
+    secret = school.journal.secret(AUDITS)
+    first = [int.from_bytes(hmac.digest(secret, rollout, "sha256")[:8]) / 2**64 for rollout in ids]
+    assert audited == {rollout for rollout, drawn in zip(ids, first, strict=True) if drawn < 0.3}
+
+
+async def test_the_sums_of_a_key_go_to_the_learner_and_come_back(
+    school: School, autojump_clock: object
+) -> None:
+    async with school.open():
+        for _ in range(2):
+            school.send(1)
+            await wait_all_tasks_blocked()
+    assert [batch[0].drift for batch in school.learner.batches] == [Drift(), Drift(logprob=1.0)]
+
+
+async def test_a_key_that_is_doubted_goes_into_quarantine_and_the_learner_is_told(
+    school: School, autojump_clock: object
+) -> None:
+    async with school.open():
+        ids = school.send(2)
+        await wait_all_tasks_blocked()
+        later = school.send(2)
+        school.learner.doubted = {later[0]}
+        await wait_all_tasks_blocked()
+        assert VOLUNTEER.key in school.following.view.quarantined
+        head = school.publisher.head
+        data = seal(OTHER, Kind.ROLLOUT, school.folder.run, b"other", seq=1, ts=NOW)
+        school.journal.hear(OTHER.key, "other", NOW, -1)
+        place = (unseal(data).id, OTHER.key, head.hash, head.version, 0)
+        school.journal.add(StoredGroup(*place, bytes(32), NOW, data))
+        school.lessons.work.set()
+        await wait_all_tasks_blocked()
+    assert [school.verdict(group) for group in ids + later] == ["accepted", "accepted", "drift", "accepted"]
+    assert school.learner.distrusted == [[], [], [VOLUNTEER.key]]
+    assert [one.key for one in school.journal.unused()] == [OTHER.key]
+
+
+async def test_what_was_dropped_is_not_given_to_the_next_learner(
+    school: School, autojump_clock: object
+) -> None:
+    async with school.open():
+        school.send(2)
+        await wait_all_tasks_blocked()
+        school.learner.doubted = set(school.send(1))
+        await wait_all_tasks_blocked()
+    batches = len(school.learner.batches)
+    async with school.open():
+        await wait_all_tasks_blocked()
+    assert len(school.learner.batches) == batches
+
+
+async def test_groups_that_are_answered_meanwhile_count_once(school: School, autojump_clock: object) -> None:
+    """Their key lost its standing while the learner was at work on them."""
+    school.learner.pause = trio.Event()
+    async with school.open():
+        (group,) = school.send(1)
+        await wait_all_tasks_blocked()
+        (lost,) = school.send(1)
+        error = RemoteError(Code.WRONG_CHECKPOINT, "no")
+        school.journal.decide([refused(lost, VOLUNTEER.key, error)], NOW)
+        school.learner.pause.set()
+        await wait_all_tasks_blocked()
+    assert school.verdict(group) == "quarantined"
+    assert school.training.status(0).accepted == 0
 
 
 # --- room ----------------------------------------------------------------------------------------
