@@ -119,6 +119,8 @@ class TrainerStatus(_Event, frozen=True, tag="trainer"):
     refused: dict[str, int] = {}
     waiting: int = 0
     """Journalled groups that the learner has not judged yet."""
+    keys: dict[str, int] = {}
+    """Keys ever heard of by state; those without any are left out. [REP-1]"""
     rollbacks: int = 0
     """Versions of this session that had collapsed and were rolled back."""
     groups_per_second: float = 0.0

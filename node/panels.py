@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .events import Event, RelayStatus, Summary, TrainerStatus, VersionReport, VolunteerStatus
-from .wording import count, duration, plural, printable, refusals, share, size, sparkline
+from .wording import count, duration, plural, printable, refusals, share, size, sparkline, states
 
 MAX_VERSIONS = 4096
 """Version reports that are kept for the curve: an hour of the demo's small steps."""
@@ -90,6 +90,7 @@ def trainer_panel(status: TrainerStatus, versions: list[VersionReport], *, ascii
         ("run", f"{printable(status.name, 64)}  {status.run[:16]}"),
         ("checkpoint", f"{_version(status.version)}  {status.checkpoint[:16]}"),
         ("volunteers", f"{status.volunteers:,}, {plural(status.peers, 'peer')}"),
+        ("keys", states(status.keys)),
         *_curves(versions, ascii_only=ascii_only),
         ("accuracy", f"held-out greedy {share(status.greedy)}{base}, sampled {share(status.correct)}"),
         ("tokens", f"{count(status.tokens_verified)} verified, {count(status.tokens_trained)} trained on"),

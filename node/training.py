@@ -129,6 +129,7 @@ class Training:
             accepted=self._accepted,
             refused=dict(self._refused),
             waiting=self._journal.count_pending(),
+            keys={state: number for state, number in self._journal.states().items() if number},
             rollbacks=self._rollbacks,
             groups_per_second=self._rate(),
             wire_bytes=self._wire,

@@ -83,6 +83,11 @@ def refusals(refused: Mapping[str, int]) -> str:
     return f"{total:,} refused ({named}{', ...' if len(ranked) > 4 else ''})"
 
 
+def states(keys: Mapping[str, int]) -> str:
+    """`2 active, 1 quarantine`: keys by how they stand."""
+    return ", ".join(f"{number:,} {printable(state, 32)}" for state, number in sorted(keys.items())) or "none"
+
+
 def plural(number: int, noun: str) -> str:
     """`1 group`, `2 groups`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -150,6 +150,15 @@ def test_trained_tokens_add_up_over_versions(training: Training) -> None:
     assert training.status(0).tokens_trained == 2 * 1280
 
 
+def test_keys_are_counted_by_state(training: Training, journal: Journal) -> None:
+    assert training.status(0).keys == {}
+    for number in range(3):
+        journal.hear(bytes([number]) * 32, "test", 0, -1)
+    with journal._database.transaction() as connection:
+        connection.execute("UPDATE keys SET state = 'banned' WHERE key = ?", (bytes(32),))
+    assert training.status(0).keys == {"probation": 2, "banned": 1}
+
+
 def test_groups_that_wait_are_those_of_the_journal(training: Training, journal: Journal) -> None:
     journal.hear(b"k" * 32, "test", 0, -1)
     for number in range(3):
