@@ -108,15 +108,20 @@ class Evidence:
     ) -> Evidence:
         """Log-probs [N] as reported, under the named and under the other checkpoint.
 
-        With r = reported - named and delta = other - named: r is noise of variance s2 if the named checkpoint
-        sampled, and delta plus noise if the other one did. ratio = sum(r delta) / s2 - sum(delta^2) / (2 s2).
+        With r = reported - named and e = other - named: T = sum(r e) has the mean 0 if the named checkpoint
+        sampled, and M = sum(e^2) if the other one did. Its variance V is sum(r^2 e^2) in the first case and
+        sum((r - e)^2 e^2) in the second: the smaller one, that of the likelier case, is taken. So the ratio
+        is (T - M / 2) M / V. V comes from the tokens themselves, since both r and e are large for unlikely
+        tokens and hardly differ from 0 for sure ones: with the same variance for all of them honest peers
+        would look guilty by chance.
         """
         r = reported.astype(np.float64) - named
-        delta = other.astype(np.float64) - named
-        if not len(r):
+        e = other.astype(np.float64) - named
+        toward, apart = float(np.dot(r, e)), float(np.dot(e, e))
+        if not apart:
             return cls(0.0)
-        noise = max(float(np.mean(r * r)), NOISE_FLOOR**2)
-        return cls(float(np.dot(r, delta) - np.dot(delta, delta) / 2) / noise)
+        variance = min(float(np.sum((r * e) ** 2)), float(np.sum(((r - e) * e) ** 2)))
+        return cls((toward - apart / 2) * apart / max(variance, NOISE_FLOOR**2 * apart))
 
 
 class Drift(msgspec.Struct, frozen=True, array_like=True):

@@ -74,14 +74,14 @@ def evidence() -> list[dict[str, Any]]:
         ("evidence against it does not go below 0", [[noisy(named, 1e-4), named, other]] * 3),
         ("two versions of the same weights tell nothing", [[noisy(named, 1e-4), named, named]]),
         ("versions that are closer than the noise tell little", [[noisy(close, 1e-3), named, close]] * 4),
-        ("one group of the other version is within the limit", [[noisy(other, 2e-3), named, other]]),
+        ("one group of the other version is within the limit", [[noisy(other, 5e-3), named, other]]),
         ("no tokens", [[[], [], []]]),
     ]
     alarms: list[tuple[str, group]] = [
         ("sampled with the version before", [[noisy(other, 1e-4), named, other]] * 4),
-        ("with more noise it takes longer", [[noisy(other, 2e-3), named, other]] * 12),
+        ("with more noise it takes longer", [[noisy(other, 5e-3), named, other]] * 12),
         ("honest groups take back what was counted, then it begins again",
-         [[noisy(other, 2e-3), named, other], [noisy(named, 1e-4), named, other]] + [[noisy(other, 2e-3), named, other]] * 12),
+         [[noisy(other, 5e-3), named, other], [noisy(named, 1e-4), named, other]] + [[noisy(other, 5e-3), named, other]] * 12),
     ]  # fmt: skip
     return [_evidence(*row, alarm=False) for row in rows] + [_evidence(*row, alarm=True) for row in alarms]
 
@@ -91,8 +91,14 @@ def _evidence(comment: str, groups: list[list[list[float]]], alarm: bool) -> dic
     for reported, named, other in groups:
         r = [p - q for p, q in zip(reported, named, strict=True)]
         e = [o - q for o, q in zip(other, named, strict=True)]
-        noise = max(math.fsum(x * x for x in r) / len(r), FLOOR) if r else FLOOR
-        gain = (math.fsum(x * y for x, y in zip(r, e, strict=True)) - math.fsum(y * y for y in e) / 2) / noise
+        toward = math.fsum(x * y for x, y in zip(r, e, strict=True))
+        apart = math.fsum(y * y for y in e)
+        spread = [
+            math.fsum((z * y) ** 2 for z, y in zip(each, e, strict=True))
+            for each in (r, [x - y for x, y in zip(r, e, strict=True)])
+        ]
+        noise = max(min(spread), FLOOR * apart)
+        gain = (toward - apart / 2) * apart / noise if apart else 0.0
         total = max(0.0, total + gain)
         seen.append({"reported": reported, "named": named, "other": other, "ratio": gain, "sum": total})
         if total > EVIDENCE:
