@@ -35,8 +35,13 @@ CHAPTER_OF = {
         "node.network node.relay node.requests node.liveness node.following node.holdings"
     ),
     "06-tasks-and-sampling.md": "node.renewals node.journal_counters",
-    "08-verification.md": "node.statistics node.copies node.verification node.examiner node.selection",
-    "10-reputation-and-receipts.md": "node.volunteer node.sending node.trainer node.pacing node.reputation",
+    "08-verification.md": (
+        "node.statistics node.copies node.verification node.examiner node.selection node.canary "
+        "node.worker_messages"
+    ),
+    "10-reputation-and-receipts.md": (
+        "node.volunteer node.sending node.trainer node.pacing node.reputation node.standings node.proof_file"
+    ),
 }
 """Chapters whose text has the numbers of these tables."""
 
@@ -50,6 +55,10 @@ IN_OTHER_WORDS = {
     "node.reputation.trusted_below": "`s < 1`",
     "node.reputation.return_score": "`s = 1`",
     "node.reputation.quarantine_growth": "4^k",
+    "node.canary.min_errors": "three standard errors",
+    "node.standings.told_ms": "10 s",
+    "node.standings.answer_ms": "once a second",
+    "node.proof_file.domain": "nous/proof/1",
     "node.pacing.rate_share": "",  # chapter 04
     "node.pacing.growth": "+0.1",
     "node.pacing.decay": "-0.2",
