@@ -18,7 +18,7 @@ from .cli_commands import home_path
 from .home import DiskFullError, Home, StorageError, disk_errors, write_atomic
 from .outbox import Outbox
 from .proof_file import MAX_FILE, Proof, ProofError, open_proofs, pack
-from .wording import count, plural, printable
+from .wording import plural, printable
 
 _LEAST_ID: Final = 4
 """Digits of a run id that name a run."""
@@ -92,8 +92,8 @@ def lines(proof: Proof) -> list[str]:
         told += [
             f"said        at {_when(word.at)} by the trainer {word.trainer[:16]}: {word.state}, {rank}",
             f"accepted    {plural(word.accepted, 'group')}, {word.refused:,} refused",
-            f"credit      {count(word.credit)} trained tokens, {count(word.debit)} of them taken off: "
-            f"{count(max(0, word.credit - word.debit))}",
+            f"credit      {word.credit:,} trained tokens, {word.debit:,} of them taken off: "
+            f"{max(0, word.credit - word.debit):,}",
         ]
     else:
         told.append("said        nothing: the file has no standing, and so no credit")

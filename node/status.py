@@ -13,7 +13,7 @@ import msgspec
 
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
-from nous_node.protocol.errors import LocalError, NousError, RemoteError
+from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
 from .advice import advice
@@ -22,7 +22,7 @@ from .home import StorageError
 from .outbox import Outbox, SentGroup, Word
 from .runfolder import RunFolder
 from .store import Journal
-from .wording import count, duration, plural, printable, share
+from .wording import count, duration, moment, plural, printable, share
 
 HISTORY = 10_000
 """Groups looked through for the last one of each code: all that an outbox remembers one by one."""
@@ -278,7 +278,9 @@ def _refusal_lines(refused: list[Refusal], *, with_advice: bool) -> list[str]:
     told = []
     for refusal in refused:
         measured = ""
-        if refusal.measured is not None and refusal.threshold is not None:
+        if refusal.code == Code.QUARANTINED and refusal.threshold is not None:
+            measured = f" (last: until {moment(refusal.threshold)})"
+        elif refusal.measured is not None and refusal.threshold is not None:
             measured = f" (last: {refusal.measured:.4g}, limit {refusal.threshold:.4g})"
         told.append(f"  refused     {refusal.groups:,} x {printable(refusal.code, 64)}{measured}")
         if with_advice:

@@ -323,7 +323,7 @@ class _Volunteer:
             raise
 
     def _checked(self, checked: Checked) -> None:
-        self.report(Note(checked.text, "info" if checked.done else "warning"))
+        self.report(Note(checked.text, "info" if checked.good else "warning"))
 
     def _finished(self, head: Head, group: Group) -> tuple[bytes, bytes] | None:
         """Id and envelope of the stored group; None where there is none, and a sentence says why."""

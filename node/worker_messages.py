@@ -76,8 +76,8 @@ class Checked(msgspec.Struct, tag=True):
     """What there is to tell of that, in one sentence."""
 
     text: str
-    done: bool
-    """False where they could not be verified."""
+    good: bool
+    """False where they could not be verified, or only just pass."""
 
 
 class Unfit(msgspec.Struct, tag=True):

@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from nous_node.node.child_log import KEPT_BYTES
-from nous_node.node.engine import Engine, WorkerError
-from nous_node.node.worker_messages import Group, Load, Loaded, Order
+from nous_node.node.engine import Engine, UnfitEngineError, WorkerError
+from nous_node.node.worker_messages import Checked, Group, Load, Loaded, Order
 
 MEMORY = 300 << 20
 SILENCE = 1.0
@@ -60,6 +60,10 @@ while (message := pipe.receive()) is not None:
         sys.exit(0)
     if mode == "other message":
         pipe.send(Loaded("again", "1", "float32", "cpu"))
+    if mode in ("checks", "unfit"):
+        pipe.send(Checking())
+        time.sleep(1.5)  # longer than the silence that is allowed otherwise
+        pipe.send(Checked("All is well.", True) if mode == "checks" else Unfit("The dtype is another."))
     if mode == "cannot":
         pipe.send(Failed("The policy is not a distribution."))
     pipe.send(Made([Group(order.counter, b"body", 7) for order in message.orders]))
@@ -140,6 +144,25 @@ async def test_fault_is_told_and_another_worker_takes_over(
     groups, _ = await generate(engine)
     assert len(groups) == 2
     await engine.close()
+
+
+async def test_worker_that_verifies_its_first_groups_may_take_its_time(played: Any) -> None:
+    engine = played("checks")
+    await engine.load(LOAD)
+    told: list[Checked] = []
+    groups = await engine.generate(ORDERS, lambda tokens: None, told.append)
+    assert len(groups) == 2
+    assert told == [Checked("All is well.", True)]
+    await engine.close()
+
+
+async def test_worker_whose_groups_would_be_refused_gives_none_and_is_not_tried_again(played: Any) -> None:
+    engine = played("unfit")
+    await engine.load(LOAD)
+    with pytest.raises(UnfitEngineError, match="The dtype is another") as error:
+        await generate(engine)
+    assert not isinstance(error.value, WorkerError)
+    assert engine.pid is None
 
 
 async def test_worker_that_cannot_start_is_told_with_where_to_look(played: Any, tmp_path: Path) -> None:

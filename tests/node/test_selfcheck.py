@@ -54,7 +54,7 @@ def test_the_first_groups_are_checked_and_handed_out(base_run: RunFolder, worked
     answers = told(worked(load(base_run), orders(base_run, 0), orders(base_run, 1, 2, 3, 4)))
     assert [type(answer) for answer in answers] == [Checking, Made, Checking, Checked, Made]
     checked = answers[3]
-    assert checked.done
+    assert checked.good
     assert "The first 4 groups, made in float32 on cpu, would be accepted" in checked.text
 
 
@@ -145,8 +145,18 @@ def test_a_copy_that_does_not_fit_the_memory_is_left_out_and_told(
 ) -> None:
     answers = told(worked(load(base_run, memory=1 << 20, verifier="bfloat16"), orders(base_run, 0)))
     assert [type(answer) for answer in answers] == [Checking, Checked, Made]
-    assert not answers[1].done
+    assert not answers[1].good
     assert "published unchecked: a copy of the model in bfloat16 needs" in answers[1].text
+
+
+def test_an_engine_that_only_just_passes_is_told_to_expect_a_drift(
+    base_run: RunFolder, worked: Callable[..., Any]
+) -> None:
+    close = Bound(1e-9, 1e-9, 1.0)
+    *_, checked, _ = told(worked(load(base_run, logprobs=close), orders(base_run, 0, 1, 2, 3)))
+    assert not checked.good
+    assert "would be accepted" in checked.text
+    assert "deviations above honest ones, where 2 are allowed in the long run" in checked.text
 
 
 def test_a_check_that_takes_too_long_ends_after_one_trajectory(
