@@ -311,12 +311,19 @@ def receipts() -> list[dict[str, Any]]:
             "RCP-2",
             {"items": [[*refusal[:3], "too-good", None, None, 0]]},
         ),
+        (
+            "a key in quarantine: now and its end as figures",
+            "RCP-2",
+            {"items": [[*refusal[:3], "quarantined", 1_750_000_000_000, 1_750_000_060_000, 0]]},
+        ),
+        ("a banned key: no figures", "RCP-2", {"items": [[*refusal[:3], "banned", None, None, 0]]}),
         ("a further element is ignored", "ENC-10", {"items": [[*refusal, "note"]]}),
         ("whole numbers as integers where floats stand", "ENC-12", {"items": [[*refusal[:4], 3, 2, 0]]}),
     ]
     standing = [ALICE.key, "quarantine", 12, 3, 640, 80, 2, 5, 1_750_000_060_000]
     fine += [
         ("no receipt", "RCP-2", {"items": []}),
+        ("keys beside it are ignored", "ENC-10", {"items": [], "standing": [standing]}),
         ("a standing", "RCP-2", {"items": [], "standings": [standing]}),
         ("receipts and standings", "RCP-2", {"items": [refusal], "standings": [standing, standing]}),
     ]
