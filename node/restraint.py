@@ -40,20 +40,24 @@ class Restraint:
         """What a trainer said last of the key."""
         self._until = 0.0
         self._said = 0
-        """Time of what a trainer said last."""
+        """Time of what a trainer said last, by a standing or a receipt: the latest word holds."""
+        self._standing_ts = 0
         self._changed = trio.Event()
         word = outbox.word
         if word is not None and word.standing.peer == key:
-            self.standing, self._said = word.standing, word.ts
+            self.standing = word.standing
+            self._said = self._standing_ts = word.ts
             if word.standing.state == "quarantine":  # a ban may have been lifted since: the trainer says so
                 self._hold(word.standing.until)
 
     def note_standing(self, standing: Standing, ts: int, proof: bytes) -> None:
         """A standing of our key in the signed envelope `proof` of time `ts`; older ones change nothing."""
         self._outbox.note_standing(standing, ts, proof)
+        if ts >= self._standing_ts:
+            self.standing, self._standing_ts = standing, ts
         if ts < self._said:
             return
-        self.standing, self._said = standing, ts
+        self._said = ts
         match standing.state:
             case "banned":
                 self._hold(FOR_EVER)
@@ -68,9 +72,13 @@ class Restraint:
             return
         match receipt.code:
             case Code.BANNED:
-                self._hold(FOR_EVER)
+                until = FOR_EVER
             case Code.QUARANTINED if receipt.threshold is not None:
-                self._hold(receipt.threshold)
+                until = receipt.threshold
+            case _:
+                return
+        self._said = ts
+        self._hold(until)
 
     @property
     def holds(self) -> bool:

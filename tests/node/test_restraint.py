@@ -101,6 +101,21 @@ async def test_a_later_word_lifts_a_quarantine_and_an_older_one_does_not(
     assert restraint.standing == standing("probation")
 
 
+async def test_of_receipts_and_standings_the_latest_holds(outbox: Outbox, autojump_clock: object) -> None:
+    watched = Watched(outbox)
+    restraint = watched.restraint
+    until = float(watched.now() + 60_000)
+    receipt = Receipt(bytes(32), ME.key, "refused", "quarantined", float(NOW), until, 0)
+    restraint.note_receipt(receipt, NOW + 5)
+    restraint.note_standing(standing("active"), NOW + 4, b"late")
+    assert restraint.standing == standing("active")
+    assert restraint.holds
+    restraint.note_standing(standing("probation"), NOW + 6, b"latest")
+    assert not restraint.holds
+    restraint.note_receipt(receipt, NOW + 5)
+    assert not restraint.holds
+
+
 async def test_a_quarantine_outlives_a_restart(outbox: Outbox, autojump_clock: object) -> None:
     first = Watched(outbox)
     first.restraint.note_standing(standing("quarantine", first.now() + 60_000), NOW, b"proof")
