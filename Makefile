@@ -7,7 +7,7 @@ SOURCES := $(shell find protocol node envs trainer -type f -not -name '*.pyc') p
 # One thread a process in tests: two processes on two cores each starting a thread pool only fight.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 
-.PHONY: demo test lint unit bench vectors dev clean
+.PHONY: demo test lint unit attacks bench vectors dev clean
 
 demo: $(VENV)/wheel
 	$(BIN)/nous-node demo $(ARGS)
@@ -26,6 +26,12 @@ unit: $(VENV)/wheel
 	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
 	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests -q $(ARGS); \
 	    code=$$?; rm -rf $$empty; exit $$code
+
+# Every attack of specs/11-threats.md, many times each, and the table (attack, code, caught / tried).
+attacks: $(VENV)/wheel
+	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
+	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests/attacks --attack-table \
+	    -q $(ARGS); code=$$?; rm -rf $$empty; exit $$code
 
 bench: $(VENV)/bench
 	@for b in tests/bench/bench_*.py; do echo "# $$b"; $(BIN)/python $$b || exit 1; done

@@ -35,14 +35,32 @@ from multiaddr import Multiaddr
 from nous_node.node.network import Network, NetworkConfig, Verdict, open_network
 from nous_node.node.renewals import Renewals
 
+from .tally import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_itemcollected,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+
 if TYPE_CHECKING:
     from .arena import Arena
     from .forger import Forger
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_itemcollected",
+    "pytest_runtest_makereport",
+    "pytest_terminal_summary",
+]
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"
 TOPIC = "/nous/1/run/rollouts/0"
 ECHO = "/nous/echo/1"
 MAX_ECHO = 64 * 1024
+LIARS = 100
+"""More than there are tests that take one."""
 YAMUX_HEADER = struct.Struct(">BBHII")
 
 
@@ -191,11 +209,14 @@ def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     from .arena import Arena  # imports torch, which the attacks on libp2p need not wait for
 
     @contextmanager
-    def opened(learning: dict[str, Any], pause: float = 0.0) -> Iterator[Arena]:
+    def opened(
+        learning: dict[str, Any], pause: float = 0.0, rules: dict[str, Any] | None = None
+    ) -> Iterator[Arena]:
         """`pause`: seconds between renewed beacons; none, so that no test waits for another one's."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nous_node.node.trainer.STATUS_SECONDS", 0.05)
-            arena = Arena(tmp_path_factory.mktemp("arena"), learning, Renewals(pause, pause))
+            patch.setattr("nous_node.node.trainer.IDLE_SECONDS", 0.05)
+            arena = Arena(tmp_path_factory.mktemp("arena"), learning, Renewals(pause, pause), rules)
             try:
                 yield arena
             finally:
@@ -215,3 +236,15 @@ def arena(make_arena: Callable[..., Any]) -> Iterator[Arena]:
 def honest(arena: Arena) -> Forger:
     """A key that counts in the arena."""
     return arena.known("honest")
+
+
+@pytest.fixture(scope="session")
+def liars(arena: Arena) -> Iterator[Forger]:
+    """Keys that count in the arena, and have done nothing yet."""
+    return iter(arena.crowd(LIARS))
+
+
+@pytest.fixture
+def liar(liars: Iterator[Forger]) -> Forger:
+    """One for this test: who cheats is soon in quarantine."""
+    return next(liars)

@@ -31,8 +31,7 @@ from nous_node.trainer.prefill import Recorded, prefill
 class Forger:
     """A volunteer's key, an honest engine, and every way to make something else of it.
 
-    `group` makes what (checkpoint, key, counter) asks for; `engine` may replace the sampling, `key` the
-    sampler keys, `policy` the weights.
+    `group` makes what (checkpoint, key, counter) asks for; `engine` may replace the sampling.
     """
 
     identity: Identity
@@ -53,11 +52,13 @@ class Forger:
         self.counters[head.hash] = self.counters.get(head.hash, -1) + 1
         return self.counters[head.hash]
 
-    def sample(self, requests: Sequence[EngineRequest], temperature: float = 1.0) -> list[Completion]:
-        """As the worker samples."""
+    def sample(
+        self, requests: Sequence[EngineRequest], heat: float = 1.0, policy: Policy | None = None
+    ) -> list[Completion]:
+        """As the worker samples. `heat`: times the run's temperature; `policy`: other weights."""
         rules = self.manifest.sampling
         wanted = [Request(r.request.tokens, r.key, r.request.start, r.request.max_tokens) for r in requests]
-        made = generate(self.policy, wanted, temperature, rules.stop)
+        made = generate(policy or self.policy, wanted, heat * rules.temperature, rules.stop)
         return [Completion(one.tokens, one.logprobs.tolist(), one.finish) for one in made]
 
     def scored(self, requests: Sequence[EngineRequest], made: list[Completion]) -> list[Completion]:
@@ -67,7 +68,7 @@ class Forger:
             tokens = np.array([*request.request.tokens, *one.tokens], np.int64)
             trained = np.arange(len(tokens)) >= len(request.request.tokens)
             recorded.append(Recorded(tokens, trained, np.zeros(len(one.tokens))))
-        recomputed = prefill(self.policy, recorded, 1.0)
+        recomputed = prefill(self.policy, recorded, self.manifest.sampling.temperature)
         return [
             one._replace(logprobs=true.logprobs.tolist()) for one, true in zip(made, recomputed, strict=True)
         ]

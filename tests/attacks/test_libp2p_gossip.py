@@ -47,6 +47,7 @@ def varint(value: int) -> bytes:
     ],
     ids=["no-protobuf", "cut-protobuf", "oversize", "huge", "endless-varint", "ten-continuations"],
 )
+@pytest.mark.attack("gossip frames that are none", "")
 async def test_bytes_that_are_no_rpc_end_only_the_stream(victim, stock_peer, sent, fault) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         stream = await peer.stream(MESHSUB)
@@ -55,6 +56,7 @@ async def test_bytes_that_are_no_rpc_end_only_the_stream(victim, stock_peer, sen
         await node.still_serves()
 
 
+@pytest.mark.attack("gossip frame that never ends", "")
 async def test_a_frame_that_never_ends_is_held_and_then_forgotten(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         stream = await peer.stream(MESHSUB)
@@ -114,6 +116,7 @@ def changed(**fields):
         "long-origin",
     ],
 )
+@pytest.mark.attack("forged publisher of a gossip message", "")
 async def test_a_message_without_a_good_signature_is_dropped(victim, stock_peer, message) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         stream = await peer.stream(MESHSUB)
@@ -125,6 +128,7 @@ async def test_a_message_without_a_good_signature_is_dropped(victim, stock_peer,
         await node.still_serves()
 
 
+@pytest.mark.attack("gossip of other topics", "")
 async def test_messages_of_other_or_several_topics_are_not_read(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         both = signed(2)
@@ -137,6 +141,7 @@ async def test_messages_of_other_or_several_topics_are_not_read(victim, stock_pe
         assert node.network.stats.topics[TOPIC].accepted == 1  # the honest one
 
 
+@pytest.mark.attack("gossip message replayed", "")
 async def test_replays_are_counted_and_delivered_once(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         stream = await peer.stream(MESHSUB)
@@ -172,6 +177,7 @@ async def test_a_judge_that_raises_ignores_the_message(victim, stock_peer) -> No
         await node.still_serves()
 
 
+@pytest.mark.attack("forwarder of what no correct node forwards", "")
 async def test_many_rejected_messages_get_their_forwarder_refused(victim, stock_peer) -> None:
     def judge(data: bytes, forwarder: str) -> Verdict:
         return Verdict.ACCEPT if data == b"honest" else Verdict.REJECT
@@ -203,6 +209,7 @@ async def test_many_ignored_messages_cost_their_forwarder_nothing(victim, stock_
         await node.still_serves()
 
 
+@pytest.mark.attack("flood of gossip control messages", "")
 async def test_control_floods_leave_no_traces(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         stream = await peer.stream(MESHSUB)
@@ -225,6 +232,7 @@ async def test_control_floods_leave_no_traces(victim, stock_peer) -> None:
         assert all(topic == TOPIC for limits in mesh.graft_flood_tracking.values() for topic in limits)
 
 
+@pytest.mark.attack("peer exchange that leads to a trap", "")
 async def test_a_prune_with_peers_makes_us_dial_nobody(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         trap = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -241,6 +249,7 @@ async def test_a_prune_with_peers_makes_us_dial_nobody(victim, stock_peer) -> No
                 await listener.aclose()
 
 
+@pytest.mark.attack("asking for a message again and again", "")
 async def test_a_message_is_resent_a_few_times_only(victim, stock_peer) -> None:
     async with victim() as node:
         async with open_network(b"o" * 32, NetworkConfig(listen=())) as origin:

@@ -39,6 +39,7 @@ async def test_a_request_broken_off_is_dropped(victim, stock_peer, sent) -> None
         await node.still_serves()
 
 
+@pytest.mark.attack("oversize request", "")
 @pytest.mark.parametrize("size", [MAX_ECHO + 1, 2**32 - 1])
 async def test_an_oversize_request_is_refused_before_it_is_read(victim, stock_peer, size) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
@@ -49,6 +50,7 @@ async def test_an_oversize_request_is_refused_before_it_is_read(victim, stock_pe
         await node.still_serves()
 
 
+@pytest.mark.attack("request of a byte at a time", "")
 async def test_a_request_of_a_byte_at_a_time_runs_out_of_time(victim, stock_peer, monkeypatch) -> None:
     monkeypatch.setattr(requests, "READ_REQUEST_S", 0.3)
     async with victim() as node, stock_peer(node.address) as peer:
@@ -62,6 +64,7 @@ async def test_a_request_of_a_byte_at_a_time_runs_out_of_time(victim, stock_peer
         await node.still_serves()
 
 
+@pytest.mark.attack("client that never reads", "")
 async def test_a_client_that_never_reads_its_answer_runs_out_of_time(victim, raw_yamux) -> None:
     async def large(peer: str, request: bytes) -> bytes:
         return bytes(MAX_ECHO)
@@ -110,6 +113,7 @@ async def test_a_handler_with_too_long_an_answer_resets_its_stream(victim) -> No
         assert node.faults["request-handler"] == 1
 
 
+@pytest.mark.attack("one peer asking for everything", "")
 async def test_one_peer_cannot_take_all_turns(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         held = [await peer.stream(ECHO) for _ in range(DEFAULT_PER_PEER)]
@@ -121,6 +125,7 @@ async def test_one_peer_cannot_take_all_turns(victim, stock_peer) -> None:
         await node.still_serves()
 
 
+@pytest.mark.attack("server that floods or holds its client", "")
 async def test_a_hostile_server_cannot_hold_or_flood_a_client(victim, stock_peer) -> None:
     async with victim() as node, stock_peer(node.address) as peer:
         me = str(peer.host.get_id())

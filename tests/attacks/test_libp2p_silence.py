@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 
+@pytest.mark.attack("silent connection", "")
 async def test_a_connection_without_an_answer_to_pings_is_closed(victim, raw_yamux) -> None:
     async with victim(ping_interval=0.1, ping_deadline=0.2) as node:
         async with raw_yamux(node.address):  # reads nothing, answers nothing, keeps the socket open

@@ -48,6 +48,7 @@ async def closed(stream) -> None:
     ],
     ids=["zeros", "http", "huge-length", "endless-varint", "not-utf8", "noise-junk", "noise-short"],
 )
+@pytest.mark.attack("garbage on a socket", "")
 async def test_garbage_on_a_socket_is_dropped(victim, garbage) -> None:
     async with victim() as node:
         stream = await tcp(node)
@@ -61,6 +62,7 @@ async def test_garbage_on_a_socket_is_dropped(victim, garbage) -> None:
         await node.still_serves()
 
 
+@pytest.mark.attack("claimed length", "")
 async def test_a_claimed_length_buys_no_memory(victim) -> None:
     async with victim() as node:
         before = psutil.Process().memory_info().rss
@@ -72,6 +74,7 @@ async def test_a_claimed_length_buys_no_memory(victim) -> None:
         await node.still_serves()
 
 
+@pytest.mark.attack("half-open sockets", "")
 async def test_half_open_sockets_lose_to_a_peer_that_speaks(victim) -> None:
     async with victim() as node:
         sockets = [await tcp(node) for _ in range(3 * MAX_HANDSHAKES)]
@@ -81,6 +84,7 @@ async def test_half_open_sockets_lose_to_a_peer_that_speaks(victim) -> None:
             await socket.aclose()
 
 
+@pytest.mark.attack("plaintext transport", "")
 @pytest.mark.parametrize("protocol", ["/plaintext/2.0.0", "/tls/1.0.0", "/secio/1.0.0"])
 async def test_only_noise_is_offered(victim, protocol) -> None:
     async with victim() as node:
@@ -92,6 +96,7 @@ async def test_only_noise_is_offered(victim, protocol) -> None:
         await node.still_serves()
 
 
+@pytest.mark.attack("flood of connections", "")
 async def test_connections_beyond_the_limit_are_refused_and_slots_come_back(victim) -> None:
     async with victim(max_connections=3) as node:
         for turn in range(3):  # the stock swarm never gives an inbound slot back
@@ -139,6 +144,7 @@ async def flood(peer, stream: int, pieces: int) -> None:
         return
 
 
+@pytest.mark.attack("data past the window", "")
 async def test_data_past_the_yamux_window_ends_the_connection(victim, raw_yamux) -> None:
     async def never(peer: str, request: bytes) -> bytes:
         await trio.sleep_forever()
@@ -156,6 +162,7 @@ async def test_data_past_the_yamux_window_ends_the_connection(victim, raw_yamux)
         await node.alone()
 
 
+@pytest.mark.attack("memory of many streams", "")
 async def test_unread_bytes_of_all_streams_are_bounded(victim, raw_yamux) -> None:
     async with victim() as node, raw_yamux(node.address) as peer:
         async with trio.open_nursery() as nursery:
@@ -208,6 +215,7 @@ async def test_bad_yamux_version_and_bad_noise_end_the_connection(victim, raw_ya
         await node.still_serves()
 
 
+@pytest.mark.attack("flood of streams", "")
 async def test_too_many_streams_are_reset(victim, raw_yamux) -> None:
     async with victim() as node, raw_yamux(node.address) as peer:
         for number in range(3 * MAX_INBOUND_STREAMS):
@@ -216,6 +224,7 @@ async def test_too_many_streams_are_reset(victim, raw_yamux) -> None:
         await node.still_serves()
 
 
+@pytest.mark.attack("flood of pings", "")
 async def test_a_ping_flood_that_reads_nothing_stops_itself(victim, raw_yamux) -> None:
     async with victim() as node, raw_yamux(node.address) as peer:
         flood = b"".join(b"\x00\x02\x00\x01" + bytes(4) + bytes(4) for _ in range(5000))

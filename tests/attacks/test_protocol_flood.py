@@ -40,6 +40,7 @@ def fresh(town: Any, topic: str, policy: Any) -> Iterator[Forger]:
             yield forger
 
 
+@pytest.mark.attack("flood by fifty fresh keys", "rate")
 def test_honest_groups_are_taken_and_versions_stay_while_fresh_keys_flood(town: Any) -> None:
     honest = town.known("honest")  # the first beacon comes at once
     begin = town.head.version

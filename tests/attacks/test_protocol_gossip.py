@@ -20,9 +20,13 @@ from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.errors import Code
 from nous_node.protocol.receipts import Receipts, accepted
 
+from .edits import attacks
+
 MINUTE = 60_000
 FAR_DEEPER = 50_000
 BOMB = 64 << 20
+BURST, FLOOD = 240, 60
+"""Groups of one key that the arena takes at once (60 s of its rate), and how many more come."""
 
 
 def now() -> int:
@@ -36,7 +40,8 @@ def outer(data: bytes) -> dict[str, bytes]:
 
 
 def body(arena: Any, forger: Any) -> bytes:
-    data: bytes = forger.group(arena.head).to_bytes()
+    """Of a group that is well: the key's first one."""
+    data: bytes = forger.group(arena.head, 0).to_bytes()
     return data
 
 
@@ -85,11 +90,11 @@ Craft = Callable[[Any, Any], bytes]
 
 ATTACKS: dict[str, tuple[Code, Craft]] = {
     "garbage": (Code.MALFORMED, lambda arena, forger: b"\xc1" + os.urandom(2_000)),
-    "nothing": (Code.MALFORMED, lambda arena, forger: b"\x82"),
-    "text": (Code.WRONG_TYPE, lambda arena, forger: encode("a rollout group")),
+    "cut message": (Code.MALFORMED, lambda arena, forger: b"\x82"),
+    "message of another shape": (Code.WRONG_TYPE, lambda arena, forger: encode("a rollout group")),
     "oversize": (Code.OVERSIZE, lambda arena, forger: forger.seal(os.urandom(MAX_ENVELOPE))),
     "trailing bytes": (Code.MALFORMED, lambda arena, forger: forger.seal(body(arena, forger)) + b"\xc0"),
-    "unsigned": (
+    "unsigned message": (
         Code.WRONG_TYPE,
         lambda arena, forger: encode({"signed": outer(forger.seal(body(arena, forger)))["signed"]}),
     ),
@@ -98,10 +103,10 @@ ATTACKS: dict[str, tuple[Code, Craft]] = {
         lambda arena, forger: encode(outer(forger.seal(body(arena, forger))) | {"sig": bytes(64)}),
     ),
     "altered body": (Code.BAD_SIGNATURE, altered),
-    "another's name": (Code.BAD_SIGNATURE, impersonated),
+    "wrong key": (Code.BAD_SIGNATURE, impersonated),
     "unsigned addition": (Code.WRONG_TYPE, annotated),
-    "not canonical": (Code.NOT_CANONICAL, unordered),
-    "key twice": (Code.NOT_CANONICAL, twice),
+    "non-canonical encoding": (Code.NOT_CANONICAL, unordered),
+    "key twice in a map": (Code.NOT_CANONICAL, twice),
     "expired": (
         Code.EXPIRED,
         lambda arena, forger: forger.seal(body(arena, forger), ts=now() - 2 * MINUTE, exp=now() - 1),
@@ -110,16 +115,16 @@ ATTACKS: dict[str, tuple[Code, Craft]] = {
         Code.FUTURE_DATED,
         lambda arena, forger: forger.seal(body(arena, forger), ts=now() + MINUTE, exp=now() + 2 * MINUTE),
     ),
-    "lives too long": (
+    "message that lives too long": (
         Code.LIFETIME,
         lambda arena, forger: forger.seal(body(arena, forger), ts=now(), exp=now() + 11 * MINUTE),
     ),
-    "ends before it begins": (
+    "message that ends before it begins": (
         Code.LIFETIME,
         lambda arena, forger: forger.seal(body(arena, forger), ts=now() + 1, exp=now()),
     ),
     "wrong run": (Code.WRONG_RUN, lambda arena, forger: forger.seal(body(arena, forger), run=bytes(32))),
-    "wrong protocol": (
+    "other protocol version": (
         Code.UNSUPPORTED_VERSION,
         lambda arena, forger: forger.seal(body(arena, forger), v=2),
     ),
@@ -137,12 +142,12 @@ ATTACKS: dict[str, tuple[Code, Craft]] = {
             Receipts([accepted(bytes(32), forger.identity.key, 1_000)]).to_bytes(), Kind.RECEIPTS
         ),
     ),
-    "negative seq": (Code.WRONG_TYPE, lambda arena, forger: forger.seal(body(arena, forger), seq=-1)),
-    "bomb that says its size": (
+    "negative number": (Code.WRONG_TYPE, lambda arena, forger: forger.seal(body(arena, forger), seq=-1)),
+    "decompression bomb": (
         Code.OVERSIZE,
         lambda arena, forger: compressed(arena, forger, BOMB, BOMB),
     ),
-    "bomb that lies about its size": (
+    "decompression bomb that lies about its size": (
         Code.BAD_COMPRESSION,
         lambda arena, forger: compressed(arena, forger, BOMB, forger.manifest.rollout_body_limit),
     ),
@@ -163,7 +168,7 @@ ATTACKS: dict[str, tuple[Code, Craft]] = {
 }
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", attacks(ATTACKS))
 def test_message_is_turned_away(arena, honest, name: str) -> None:
     code, craft = ATTACKS[name]
     data = craft(arena, honest)
@@ -176,18 +181,20 @@ def test_trainer_lives_after_all_of_them(arena, honest) -> None:
     arena.accepts_honest(honest)
 
 
+@pytest.mark.attack("topic of another shard", "wrong-shard")
 def test_rollout_on_the_topic_of_another_shard_is_turned_away(arena, honest) -> None:
     other = arena.folder.manifest.shards - 1 - honest.shard
     topic = honest.topic.removesuffix(str(honest.shard)) + str(other)
     arena.turned_away(honest.seal(body(arena, honest)), topic, Code.WRONG_SHARD)
 
 
-def test_replayed_message_counts_once(arena, honest) -> None:
-    data = honest.seal(body(arena, honest))
-    arena.send(data, honest.topic)
+@pytest.mark.attack("replay", "duplicate")
+def test_replayed_message_counts_once(arena, honest, liar) -> None:
+    data = liar.seal(body(arena, liar))
+    arena.send(data, liar.topic)
     arena.receipt(data)
     groups, credit = arena.journalled(), arena.status.tokens_verified
-    arena.send(data, honest.topic)
+    arena.send(data, liar.topic)
     arena.accepts_honest(honest)
     assert len(arena.receipts[unseal(data).id]) == 1
     assert arena.journalled() == groups + 1
@@ -195,28 +202,44 @@ def test_replayed_message_counts_once(arena, honest) -> None:
     assert arena.status.tokens_verified >= credit
 
 
-def test_group_that_is_sealed_again_has_its_receipt_again_and_counts_once(arena, honest) -> None:
-    group = body(arena, honest)
-    first = arena.outcome(honest, group)
+@pytest.mark.attack("group sealed again", "")
+def test_group_that_is_sealed_again_has_its_receipt_again_and_counts_once(arena, liar) -> None:
+    group = body(arena, liar)
+    first = arena.outcome(liar, group)
     groups = arena.journalled()
-    again = arena.outcome(honest, group)
+    again = arena.outcome(liar, group)
     assert (again.verdict, again.rollout) == ("accepted", again.rollout)
     assert again.rollout != first.rollout
     assert arena.journalled() == groups
 
 
-def test_second_message_under_a_sequence_number_is_ignored(arena, honest) -> None:
-    first = honest.seal(body(arena, honest))
-    second = honest.seal(body(arena, honest), seq=unseal(first).head.seq)
-    arena.send(first, honest.topic)
-    arena.send(second, honest.topic)
+@pytest.mark.attack("sequence number used twice", "sequence-reused")
+def test_second_message_under_a_sequence_number_is_ignored(arena, honest, liar) -> None:
+    first = liar.seal(liar.group(arena.head).to_bytes())
+    second = liar.seal(liar.group(arena.head).to_bytes(), seq=unseal(first).head.seq)
+    arena.send(first, liar.topic)
+    arena.send(second, liar.topic)
     arena.receipt(first)
     arena.accepts_honest(honest)
     assert arena.state(second) is None
 
 
+@pytest.mark.attack("flood of hellos by one peer", "rate")
 def test_key_that_floods_is_held_off_and_others_are_not(arena, honest) -> None:
     flooder = arena.known("flooder")
     arena.flood([flooder.hello() for _ in range(300)], flooder.topic)
     arena.until(lambda: arena.status.refused.get(Code.RATE.value))
     arena.accepts_honest(honest)
+
+
+@pytest.mark.attack("flood by one peer", "rate")
+def test_key_that_floods_groups_is_held_to_its_rate_and_others_are_not(arena, honest) -> None:
+    """Its own group, sealed anew again and again, which is allowed at the rate of the run."""
+    flooder = arena.known("flooder of groups")
+    group = body(arena, flooder)
+    groups = arena.journalled()
+    before = arena.status.refused.get(Code.RATE.value, 0)
+    arena.flood([flooder.seal(group) for _ in range(BURST + FLOOD)], flooder.topic)
+    arena.until(lambda: arena.status.refused.get(Code.RATE.value, 0) >= before + FLOOD // 2)
+    arena.accepts_honest(honest)
+    assert arena.journalled() == groups + 2

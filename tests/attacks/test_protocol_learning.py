@@ -50,6 +50,7 @@ def used(school: Any) -> dict[bytes, int]:
         return dict(connection.execute("SELECT id, used_version FROM groups WHERE state = 'used'").fetchall())
 
 
+@pytest.mark.attack("previous checkpoint", "logprob-mismatch")
 def test_rollouts_of_the_weights_before_are_refused(school, pupil) -> None:
     old = school.policy(school.head)
     teach(school, pupil)
@@ -63,6 +64,7 @@ def test_rollouts_of_the_weights_before_are_refused(school, pupil) -> None:
     school.accepts_honest(pupil)
 
 
+@pytest.mark.attack("group kept back until it is old", "stale")
 def test_honest_group_that_comes_too_late_is_stale_and_its_sender_goes_on(school, pupil) -> None:
     pupil.policy = school.policy(school.head)
     first = school.head.version
@@ -107,6 +109,7 @@ def test_checkpoints_are_made_of_honest_groups_only(school, pupil) -> None:
         assert school.state(data) == ("refused", None)
 
 
+@pytest.mark.attack("replay after the seen cache forgot", "")
 def test_replay_after_a_restart_is_answered_and_used_no_second_time(school, pupil) -> None:
     sent = teach(school, pupil)
     replayed = next(data for data in sent if school.state(data)[0] == "used")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import pytest
 import trio
 
 from nous_node.node.blobs import BlobIndex, FetchError, fetch_checkpoint
-from nous_node.node.following import now_ms
+from nous_node.node.following import Following, now_ms
 from nous_node.node.network import NetworkConfig, open_network
 from nous_node.protocol.constants import DOMAIN_ENVELOPE
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.identity import Identity
+from nous_node.protocol.receipts import Receipts, Standing
 from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, MAX_REQUEST
 
 LIAR = Identity.from_seed(b"liar".ljust(32))
@@ -36,7 +37,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         port = probe.getsockname()[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nous_node.node.volunteer.STATUS_SECONDS", 0.05)
-        patch.setattr("nous_node.node.volunteer.RESEND_SECONDS", 1000.0)
+        patch.setattr("nous_node.node.sending.RESEND_SECONDS", 1000.0)
         patch.setattr("nous_node.node.volunteer.PARTING_SECONDS", 0.1)
         stage = Stage(tmp_path_factory.mktemp("stage"), port)
         try:
@@ -51,21 +52,50 @@ def in_the_name_of_the_trainer(stage: Any, kind: Kind, body: bytes) -> bytes:
     return encode({"sig": LIAR.sign(DOMAIN_ENVELOPE + signed), "signed": signed})
 
 
-FORGED = {
-    "signed by nobody in particular": lambda stage, kind, body: stage.sealed(kind, body, LIAR),
-    "signed by the volunteer itself": lambda stage, kind, body: stage.sealed(
-        kind, body, stage.home.identity()
+def cut(stage: Any, kind: Kind, body: bytes) -> bytes:
+    data: bytes = stage.sealed(kind, body)
+    return data[:-1]
+
+
+Forge = Callable[[Any, Kind, bytes], bytes]
+
+FORGED: dict[str, tuple[Code, Forge]] = {
+    "signed by nobody in particular": (
+        Code.WRONG_ROLE,
+        lambda stage, kind, body: stage.sealed(kind, body, LIAR),
     ),
-    "in the trainer's name": in_the_name_of_the_trainer,
-    "of the trainer for another run": lambda stage, kind, body: stage.sealed(kind, body, run=bytes(32)),
-    "of the trainer, an hour ago": lambda stage, kind, body: stage.sealed(kind, body, ts=now_ms() - HOUR),
-    "of the trainer, as another kind": lambda stage, kind, body: stage.sealed(Kind.HELLO, body),
-    "of the trainer, cut": lambda stage, kind, body: stage.sealed(kind, body)[:-1],
-    "garbage": lambda stage, kind, body: b"\xc1" * 100,
+    "signed by the volunteer itself": (
+        Code.WRONG_ROLE,
+        lambda stage, kind, body: stage.sealed(kind, body, stage.home.identity()),
+    ),
+    "in the trainer's name": (Code.BAD_SIGNATURE, in_the_name_of_the_trainer),
+    "of the trainer for another run": (
+        Code.WRONG_RUN,
+        lambda stage, kind, body: stage.sealed(kind, body, run=bytes(32)),
+    ),
+    "of the trainer, an hour ago": (
+        Code.EXPIRED,
+        lambda stage, kind, body: stage.sealed(kind, body, ts=now_ms() - HOUR),
+    ),
+    "of the trainer, as another kind": (
+        Code.WRONG_KIND,
+        lambda stage, kind, body: stage.sealed(Kind.HELLO, body),
+    ),
+    "of the trainer, cut": (Code.MALFORMED, cut),
+    "garbage": (Code.MALFORMED, lambda stage, kind, body: b"\xc1" * 100),
 }
 
 
-@pytest.mark.parametrize("how", FORGED)
+def forged(attack: str, *without: Code) -> list[Any]:
+    """Parameters of a test: all ways to forge a message of the trainer's."""
+    return [
+        pytest.param(how, id=how, marks=pytest.mark.attack(attack, code.value))
+        for how, (code, _) in FORGED.items()
+        if code not in without
+    ]
+
+
+@pytest.mark.parametrize("how", forged("forged receipt"))
 def test_forged_receipts_settle_nothing(stage: Any, how: str) -> None:
     """What comes behind them on the same line, from the trainer, does."""
     stage.until(lambda: len(stage.rollouts) >= 3)
@@ -73,7 +103,7 @@ def test_forged_receipts_settle_nothing(stage: Any, how: str) -> None:
     stage.rollouts.remove(other)
     stage.whisper(
         stage.topics.receipts,
-        FORGED[how](stage, Kind.RECEIPTS, stage.receipts(target, credit=10**6)),
+        FORGED[how][1](stage, Kind.RECEIPTS, stage.receipts(target, credit=10**6)),
         stage.sealed(Kind.RECEIPTS, stage.receipts(other)),
     )
     stage.until(lambda: other.id not in stage.waiting() and stage.status.accepted)
@@ -81,6 +111,7 @@ def test_forged_receipts_settle_nothing(stage: Any, how: str) -> None:
     assert stage.status.credit < 10**6
 
 
+@pytest.mark.attack("receipt for a group that is not ours", "")
 def test_receipts_for_groups_of_others_settle_nothing(stage: Any) -> None:
     stage.until(lambda: len(stage.rollouts) >= 2)
     waiting, accepted = stage.waiting(), stage.status.accepted
@@ -96,6 +127,7 @@ def test_receipts_for_groups_of_others_settle_nothing(stage: Any) -> None:
     stage.until(lambda: stage.status.accepted == accepted + 1)
 
 
+@pytest.mark.attack("second receipt for a group", "")
 def test_second_receipt_for_a_group_changes_nothing(stage: Any) -> None:
     stage.until(lambda: len(stage.rollouts) >= 2)
     first, last = stage.rollouts.pop(), stage.rollouts.pop()
@@ -110,30 +142,33 @@ def test_second_receipt_for_a_group_changes_nothing(stage: Any) -> None:
     assert stage.status.refused == refused
 
 
-@pytest.mark.parametrize("how", FORGED)
+@pytest.mark.parametrize("how", forged("forged checkpoint manifest"))
 def test_forged_checkpoint_is_not_followed(stage: Any, how: str) -> None:
     known = stage.following.head
     body = msgspec.structs.replace(
         known.manifest, version=known.version + 1_000, parent=known.hash
     ).to_bytes()
-    forged = FORGED[how](stage, Kind.CHECKPOINT, body)
+    forged = FORGED[how][1](stage, Kind.CHECKPOINT, body)
     genuine = stage.renew()
     stage.whisper(stage.topics.checkpoints, forged, genuine.envelope)
     assert stage.followed(genuine) == genuine.version
 
 
-@pytest.mark.parametrize("how", [how for how in FORGED if "hour" not in how])
+@pytest.mark.parametrize("how", forged("forged head", Code.EXPIRED))
 def test_forged_head_is_refused_by_whoever_asked(stage: Any, how: str) -> None:
     """A head that is asked for is as good as an old one; it has to be the trainer's all the same."""
     known = stage.following.head
     body = msgspec.structs.replace(
         known.manifest, version=known.version + 1_000, parent=known.hash
     ).to_bytes()
-    with pytest.raises(RemoteError):
-        stage.following.offer(FORGED[how](stage, Kind.CHECKPOINT, body))
+    code, forge = FORGED[how]
+    with pytest.raises(RemoteError) as error:
+        stage.following.offer(forge(stage, Kind.CHECKPOINT, body))
+    assert error.value.code == code
     assert stage.following.head is known
 
 
+@pytest.mark.attack("old checkpoint played again", "")
 def test_old_checkpoint_that_is_played_again_leads_nobody_back(stage: Any) -> None:
     old = stage.following.head
     newer, newest = stage.renew(), stage.renew()
@@ -141,6 +176,7 @@ def test_old_checkpoint_that_is_played_again_leads_nobody_back(stage: Any) -> No
     assert stage.followed(newest) == newest.version
 
 
+@pytest.mark.attack("bad chunk served", "hash-mismatch")
 async def test_peer_that_serves_another_chunk_is_cut_off(stage: Any, tmp_path: Path) -> None:
     """Over real connections: one of two sources lies."""
     head, index = stage.following.head, BlobIndex(lambda file: None)
@@ -178,8 +214,65 @@ async def fetch(network: Any, peers: list[str], head: Any, folder: Path) -> None
     await fetch_checkpoint(network, peers, head.manifest, folder, index, random.Random(0))
 
 
+@pytest.mark.attack("trainer key not in the manifest", "wrong-role")
 def test_codes_of_what_only_a_trainer_may_say(stage: Any) -> None:
     data = stage.sealed(Kind.CHECKPOINT, stage.following.head.manifest.to_bytes(), LIAR)
     with pytest.raises(RemoteError) as error:
         stage.following.offer(data)
     assert error.value.code == Code.WRONG_ROLE
+
+
+def standing(key: bytes, state: str, until: int = 0) -> bytes:
+    return Receipts([], [Standing(key, state, 1, 1, 10, 0, 1, 1, until)]).to_bytes()
+
+
+@pytest.mark.parametrize("how", forged("forged standing"))
+def test_forged_standing_stops_nobody(stage: Any, how: str) -> None:
+    """Neither does one that praises. What the trainer says behind it on the same line counts."""
+    stage.until(lambda: len(stage.rollouts) >= 2)
+    last = stage.rollouts.pop()
+    stage.whisper(
+        stage.topics.receipts,
+        FORGED[how][1](stage, Kind.RECEIPTS, standing(stage.key, "banned")),
+        FORGED[how][1](stage, Kind.RECEIPTS, standing(stage.key, "active")),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(last)),
+    )
+    stage.until(lambda: last.id not in stage.waiting())
+    assert stage.status.state == ""
+
+
+@pytest.mark.attack("standing of somebody else", "")
+def test_standing_of_another_key_stops_nobody(stage: Any) -> None:
+    stage.until(lambda: len(stage.rollouts) >= 2)
+    last = stage.rollouts.pop()
+    stage.whisper(
+        stage.topics.receipts,
+        stage.sealed(Kind.RECEIPTS, standing(LIAR.key, "banned")),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(last)),
+    )
+    stage.until(lambda: last.id not in stage.waiting())
+    assert stage.status.state == ""
+
+
+@pytest.mark.attack("other run behind an invite", "wrong-run")
+def test_manifest_of_another_run_is_not_joined(stage: Any) -> None:
+    """Whoever answers to an invite, the run is the one whose hash it names."""
+    with pytest.raises(RemoteError) as error:
+        Following.of(bytes(32), stage.folder.envelope)
+    assert error.value.code == Code.WRONG_RUN
+
+
+@pytest.mark.attack("checkpoint file outside its folder", "path")
+@pytest.mark.parametrize("path", ["../config.json", "/etc/passwd.json", "weights.pt", "a/../../b.json"])
+def test_checkpoint_that_names_a_file_elsewhere_is_refused(stage: Any, path: str) -> None:
+    """A trainer is believed no more than that."""
+    known = stage.following.head
+    first, *others = known.manifest.files
+    entry = msgspec.structs.replace(first, path=path)
+    files = sorted([entry, *others], key=lambda one: one.path)
+    changes = {"version": known.version + 1, "parent": known.hash, "files": files}
+    body = msgspec.structs.replace(known.manifest, **changes).to_bytes()
+    with pytest.raises(RemoteError) as error:
+        stage.following.offer(stage.sealed(Kind.CHECKPOINT, body))
+    assert error.value.code == Code.PATH
+    assert stage.following.head is known
