@@ -134,6 +134,9 @@ class Counters(msgspec.Struct):
         self.holes = max(0, ahead + sum(totals[index] - came[index] for index in played))
 
 
+_QUEUED: Final = "waiting groups"
+_QUEUED_BYTES: Final = "waiting bytes"
+
 _COLUMNS: Final = "floor, highest, count, holes, waiting, derived, tasks"
 _UPDATED: Final = ", ".join(f"{name} = excluded.{name}" for name in _COLUMNS.split(", "))
 
@@ -179,10 +182,18 @@ def check_counter(connection: sqlite3.Connection, group: StoredGroup, counters: 
 
 def advance_floor(connection: sqlite3.Connection, group: StoredGroup, counters: Counters) -> None:
     """Over the group's counter, which is in the journal by now, and those behind it that came before."""
-    if group.counter == counters.floor:
+    if group.counter != counters.floor:
+        return
+    counters.floor += 1
+    if counters.floor > counters.highest:
+        return
+    for (counter,) in connection.execute(
+        "SELECT counter FROM groups WHERE key = ? AND checkpoint = ? AND counter >= ? ORDER BY counter",
+        (group.key, group.checkpoint, counters.floor),
+    ):
+        if counter != counters.floor:
+            return
         counters.floor += 1
-        while counters.floor <= counters.highest and _came(connection, group, counters.floor):
-            counters.floor += 1
 
 
 def check_room(connection: sqlite3.Connection, group: StoredGroup, counters: Counters) -> None:
@@ -190,10 +201,34 @@ def check_room(connection: sqlite3.Connection, group: StoredGroup, counters: Cou
     with the group."""
     if counters.waiting >= MAX_WAITING and group.counter == counters.highest:
         raise RemoteError(Code.BUSY, "As many groups of this key wait for earlier ones as may.")
-    query = "SELECT count(*), coalesce(sum(bytes), 0) FROM groups WHERE state = 'waiting'"
-    groups, size = connection.execute(query).fetchone()
+    query = f"SELECT name, value FROM numbers WHERE name IN ('{_QUEUED}', '{_QUEUED_BYTES}')"
+    queued = dict(connection.execute(query).fetchall())
+    groups, size = queued.get(_QUEUED, 0), queued.get(_QUEUED_BYTES, 0)
     if groups >= MAX_WAITING_GROUPS or size + len(group.envelope) > MAX_WAITING_BYTES:
         raise RemoteError(Code.BUSY, "As many groups wait for earlier ones of their keys as may.")
+
+
+def queue(connection: sqlite3.Connection, group: StoredGroup, counters: Counters) -> None:
+    """One more group waits."""
+    counters.waiting += 1
+    _count_queued(connection, 1, len(group.envelope))
+
+
+def unqueue(connection: sqlite3.Connection, key: bytes, checkpoint: bytes) -> None:
+    """Those of a key and checkpoint are about to wait no more."""
+    groups, size = connection.execute(
+        "SELECT count(*), coalesce(sum(bytes), 0) FROM groups "
+        "WHERE key = ? AND checkpoint = ? AND state = 'waiting'",
+        (key, checkpoint),
+    ).fetchone()
+    _count_queued(connection, -groups, -size)
+
+
+def _count_queued(connection: sqlite3.Connection, groups: int, size: int) -> None:
+    connection.executemany(
+        "INSERT INTO numbers VALUES(?, ?) ON CONFLICT DO UPDATE SET value = value + excluded.value",
+        [(_QUEUED, groups), (_QUEUED_BYTES, size)],
+    )
 
 
 def withheld(counters: Counters) -> RemoteError:

@@ -14,7 +14,9 @@ from .journal_counters import (
     advance_floor,
     check_counter,
     check_room,
+    queue,
     read_counters,
+    unqueue,
     withheld,
     write_counters,
 )
@@ -91,7 +93,8 @@ class Intake:
             ),
         )
         self._connection.execute("INSERT INTO envelopes VALUES(?, ?)", (row.lastrowid, group.envelope))
-        counters.waiting += waits
+        if waits:
+            queue(self._connection, group, counters)
         advance_floor(self._connection, group, counters)
         if waits and not held_up:
             self._promote(group, counters)
@@ -106,6 +109,7 @@ class Intake:
 
     def _promote(self, group: StoredGroup, counters: Counters) -> None:
         """The holes are filled: what waited is judged, in order of its counters."""
+        unqueue(self._connection, group.key, group.checkpoint)
         self._connection.execute(
             "UPDATE groups SET state = 'pending', turn = ? + counter "
             "WHERE key = ? AND checkpoint = ? AND state = 'waiting'",
@@ -129,6 +133,7 @@ def close_accounts(ledger: Ledger, version: int) -> None:
 def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters) -> None:
     """Together they are one fault."""
     error = withheld(counters)
+    unqueue(ledger.connection, key, checkpoint)
     ids = ledger.connection.execute(
         "UPDATE groups SET state = 'refused' WHERE key = ? AND checkpoint = ? AND state = 'waiting' "
         "RETURNING id",

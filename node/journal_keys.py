@@ -7,7 +7,7 @@ accepted and not yet used is not trained on, what waits for a verdict is answere
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -25,11 +25,6 @@ from .reputation import Reputation
 SEEN_MS: Final = 10_000
 """Groups of a key note that it was seen only so often: a row written for each would show."""
 
-SMALL: Final = 1_000
-RANKS_MS: Final = 5_000
-"""Ranks among more than SMALL keys are of a list that may be so old: to read the credit of 100,000 keys takes
-some 30 ms."""
-
 _AUDIT_CODES: Final = frozenset(
     {
         Code.FINISH,
@@ -41,8 +36,11 @@ _AUDIT_CODES: Final = frozenset(
 )
 """What steps 10 to 13 of a verification find: a key's groups without them are in doubt. [VER-13]"""
 
-_NAMES: Final = KEY_COLUMNS.split(", ")
-_WRITE: Final = f"UPDATE keys SET {', '.join(f'{name} = ?' for name in _NAMES)} WHERE key = ?"
+_INDEXED: Final = frozenset({"heard_ms", "heard_version", "agent", "state"})
+"""Columns that are not written with the others: they seldom change, and most of them have an index."""
+
+_WRITTEN: Final = [name for name in KEY_COLUMNS.split(", ") if name not in _INDEXED]
+_WRITE: Final = f"UPDATE keys SET {', '.join(f'{name} = :{name}' for name in _WRITTEN)} WHERE key = :key"
 
 
 class Ledger:
@@ -52,6 +50,8 @@ class Ledger:
         self.connection, self.now = connection, now
         self.moved: dict[bytes, Reputation] = {}
         """Keys whose state has changed."""
+        self.nets: dict[bytes, tuple[int, int]] = {}
+        """Credit less debit of keys before and after, once all is written."""
         self._records: dict[bytes, KeyRecord | None] = {}
         self._changed: set[bytes] = set()
         self._totals: Counter[tuple[str, str]] = Counter()
@@ -62,9 +62,12 @@ class Ledger:
     def record(self, key: bytes) -> KeyRecord | None:
         """None for a key that was never heard of."""
         if key not in self._records:
+            self.nets[key] = 0, 0
             row = self.connection.execute(f"SELECT {KEY_COLUMNS} FROM keys WHERE key = ?", (key,)).fetchone()
             self._records[key] = None if row is None else KeyRecord.of(row)
             self._pass_time(key)
+            if (record := self._records[key]) is not None:
+                self.nets[key] = record.net, record.net
         return self._records[key]
 
     def known(self, key: bytes) -> KeyRecord:
@@ -148,8 +151,10 @@ class Ledger:
         return gone
 
     def write(self) -> None:
-        rows = [(*record.row(), key) for key in self._changed if (record := self._records[key]) is not None]
+        rows = [record.row(key) for key in self._changed if (record := self._records[key]) is not None]
         self.connection.executemany(_WRITE, rows)
+        states = [(one.state, key) for key, one in self.moved.items()]
+        self.connection.executemany("UPDATE keys SET state = ? WHERE key = ?", states)
         self.connection.executemany(
             "INSERT INTO totals VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "groups = groups + excluded.groups, credit = credit + excluded.credit",
@@ -164,6 +169,7 @@ class Ledger:
     def _set(self, key: bytes, record: KeyRecord) -> None:
         self._records[key] = record
         self._changed.add(key)
+        self.nets[key] = self.nets[key][0], record.net
 
 
 def _distrust(reputation: Reputation, now: int) -> RemoteError:
@@ -179,31 +185,40 @@ def _distrust(reputation: Reputation, now: int) -> RemoteError:
 
 
 class Ranks:
-    """Keys by credit less debit, as of a while ago where they are many."""
+    """Keys by credit less debit. Read from the file once: to read 100,000 keys takes a tenth of a second, and
+    an index would cost each verdict two pages."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._sorted: list[int] = []
-        self._read_ms = 0
+        self._sorted: list[int] | None = None
 
-    def standings(self, keys: Sequence[bytes], now: int) -> list[Standing]:
-        """Of those keys that are known. `now`: Unix milliseconds."""
-        if len(self._sorted) < SMALL or now - self._read_ms >= RANKS_MS:
-            query = "SELECT credit - debit FROM keys WHERE credit > debit ORDER BY credit - debit"
-            self._sorted = [int(net) for (net,) in self._database.rows(query)]  # type: ignore[arg-type]
-            self._read_ms = now
+    def move(self, ledger: Ledger) -> None:
+        """After the transaction of a ledger."""
+        if self._sorted is None:
+            return
+        for before, after in ledger.nets.values():
+            if before != after and before > 0:
+                del self._sorted[bisect_left(self._sorted, before)]
+            if before != after and after > 0:
+                insort(self._sorted, after)
+
+    def forget(self) -> None:
+        """Keys with credit are gone."""
+        self._sorted = None
+
+    def standings(self, keys: Sequence[bytes]) -> list[Standing]:
+        """Of those keys that are known."""
+        if self._sorted is None:
+            rows = self._database.rows("SELECT credit - debit FROM keys WHERE credit > debit")
+            self._sorted = sorted(net for (net,) in rows if isinstance(net, int))
         found = []
         for key in keys:
             row = self._database.one(f"SELECT {KEY_COLUMNS} FROM keys WHERE key = ?", (key,))
             if row is not None:
-                found.append(self._standing(key, KeyRecord.of(row)))
+                found.append(self._standing(key, KeyRecord.of(row), self._sorted))
         return found
 
-    def of(self, net: int) -> int:
-        """The place of so much credit less debit; 0 for none."""
-        return 0 if net <= 0 else 1 + len(self._sorted) - bisect_right(self._sorted, net)
-
-    def _standing(self, key: bytes, record: KeyRecord) -> Standing:
+    def _standing(self, key: bytes, record: KeyRecord, nets: list[int]) -> Standing:
         reputation = record.reputation
         return Standing(
             peer=key,
@@ -212,8 +227,8 @@ class Ranks:
             refused=record.refused,
             credit=record.credit,
             debit=record.debit,
-            rank=self.of(record.credit - record.debit),
-            of=len(self._sorted),
+            rank=1 + len(nets) - bisect_right(nets, record.net) if record.net > 0 else 0,
+            of=len(nets),
             until=reputation.until_ms if reputation.state == "quarantine" else 0,
         )
 

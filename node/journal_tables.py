@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Literal, TypeVar, cast
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from .database import NUMBERS, Row, Schema
+from .database import NUMBERS, Cell, Row, Schema
 from .reputation import Reputation
 
 SCHEMA: Final = Schema(
@@ -57,7 +57,6 @@ SCHEMA: Final = Schema(
     ) WITHOUT ROWID;
     CREATE INDEX keys_heard ON keys(heard_version);
     CREATE INDEX keys_state ON keys(state) WHERE state <> 'probation';
-    CREATE INDEX keys_net ON keys(credit - debit) WHERE credit > debit;
     CREATE TABLE refusals(
         key BLOB, code TEXT, groups INTEGER NOT NULL, PRIMARY KEY(key, code)
     ) WITHOUT ROWID;
@@ -153,10 +152,15 @@ class KeyRecord(msgspec.Struct, frozen=True):
         reputation = (*facts[8:12], bool(facts[12]), *facts[13:])
         return converted(cls, (*facts[:8], converted(Reputation, reputation), drift))
 
-    def row(self) -> Row:
-        """For KEY_COLUMNS."""
-        *facts, reputation, drift = msgspec.structs.astuple(self)
-        return (*facts, *msgspec.structs.astuple(cast("Reputation", reputation)), drift)
+    @property
+    def net(self) -> int:
+        """What ranks are by."""
+        return self.credit - self.debit
+
+    def row(self, key: bytes) -> dict[str, Cell]:
+        """Values of all columns by their names."""
+        facts = msgspec.structs.asdict(self)
+        return {**facts, **msgspec.structs.asdict(self.reputation), "reputation": None, "key": key}
 
 
 KEY_COLUMNS: Final = (

@@ -28,8 +28,8 @@ _DONE: Final = "state IN ('refused', 'used', 'dropped')"
 """Nothing but an audit, or its sender once more, asks for such a group."""
 
 
-def trim(connection: sqlite3.Connection, limit: int) -> None:
-    """Forgets what nobody needs any more; at most `limit` groups (-1: all)."""
+def trim(connection: sqlite3.Connection, limit: int) -> bool:
+    """Forgets what nobody needs any more, at most `limit` groups (-1: all). Whether keys with credit went."""
     (newest,) = connection.execute("SELECT coalesce(max(version), 0) FROM checkpoints").fetchone()
     horizon = newest - KEPT_VERSIONS
     old = connection.execute(
@@ -47,8 +47,8 @@ def trim(connection: sqlite3.Connection, limit: int) -> None:
         "UPDATE checkpoints SET envelope = x'' WHERE version BETWEEN ? AND ? AND envelope <> x''",
         (newest - 2 * KEPT_MANIFESTS, newest - KEPT_MANIFESTS),
     )
-    _trim_keys(connection)
     _trim_peers(connection)
+    return _trim_keys(connection)
 
 
 def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
@@ -67,18 +67,21 @@ def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
     connection.executemany("UPDATE groups SET bytes = 0 WHERE arrival = ?", dropped)
 
 
-def _trim_keys(connection: sqlite3.Connection) -> None:
-    """Those on probation without an accepted group go first, unless they come out of a quarantine. [REP-4]"""
+def _trim_keys(connection: sqlite3.Connection) -> bool:
+    """Those on probation without an accepted group go first, unless they come out of a quarantine. True where
+    others had to go as well. [REP-4]"""
     (known,) = connection.execute("SELECT count(*) FROM keys").fetchone()
     if known <= KEPT_KEYS:
-        return
+        return False
     gone = connection.execute(
-        "SELECT key FROM keys ORDER BY accepted > 0 OR state <> 'probation' OR quarantines > 0, seen_ms "
-        "LIMIT ?",
+        "SELECT key, accepted FROM keys "
+        "ORDER BY accepted > 0 OR state <> 'probation' OR quarantines > 0, seen_ms LIMIT ?",
         (known - KEPT_KEYS,),
     ).fetchall()
-    connection.executemany("DELETE FROM keys WHERE key = ?", gone)
-    connection.executemany("DELETE FROM refusals WHERE key = ?", gone)
+    keys = [(key,) for key, _ in gone]
+    connection.executemany("DELETE FROM keys WHERE key = ?", keys)
+    connection.executemany("DELETE FROM refusals WHERE key = ?", keys)
+    return any(accepted for _, accepted in gone)
 
 
 def _trim_peers(connection: sqlite3.Connection) -> None:

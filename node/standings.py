@@ -79,7 +79,7 @@ class Standings:
         keys = [key for key, due in self._due.items() if due <= now or parting]
         if not keys:
             return []
-        standings = self._journal.standings(keys[:TOLD_AT_ONCE], now)
+        standings = self._journal.standings(keys[:TOLD_AT_ONCE])
         for unknown in set(keys[:TOLD_AT_ONCE]) - {standing.peer for standing in standings}:
             del self._due[unknown]
         return standings

@@ -110,6 +110,7 @@ class Journal:
             yield ledger
             settle(ledger)
         self._moved.update(ledger.moved)
+        self._ranks.move(ledger)
 
     # --- keys ------------------------------------------------------------------------------------
 
@@ -151,9 +152,9 @@ class Journal:
             for key in keys:
                 ledger.record(key)  # looks at the clock
 
-    def standings(self, keys: Sequence[bytes], now: int) -> list[Standing]:
-        """How these keys stand, those that are known. Ranks may be some seconds old. [RCP-6]"""
-        return self._ranks.standings(keys, now)
+    def standings(self, keys: Sequence[bytes]) -> list[Standing]:
+        """How these keys stand, those that are known. [RCP-6]"""
+        return self._ranks.standings(keys)
 
     def states(self) -> dict[State, int]:
         """How many keys are in each state."""
@@ -246,12 +247,15 @@ class Journal:
             for receipt in receipts:
                 audited = receipt.rollout not in unaudited
                 row = ledger.connection.execute(
-                    "UPDATE groups SET state = ?, audited = ? WHERE id = ? AND state = 'pending' "
-                    "RETURNING version",
-                    (receipt.verdict, audited, receipt.rollout),
+                    "SELECT arrival, version FROM groups WHERE id = ? AND state = 'pending'",
+                    (receipt.rollout,),
                 ).fetchone()
                 if row is not None:
-                    answer(ledger, receipt, version=row[0], audited=audited)
+                    ledger.connection.execute(
+                        "UPDATE groups SET state = ?, audited = ? WHERE arrival = ?",
+                        (receipt.verdict, audited, row[0]),
+                    )
+                    answer(ledger, receipt, version=row[1], audited=audited)
                     first.append(receipt)
         return first
 
@@ -333,7 +337,9 @@ class Journal:
         `limit`: most groups forgotten now (-1: all).
         """
         with self._database.transaction() as connection:
-            trim(connection, limit)
+            merit = trim(connection, limit)
+        if merit:
+            self._ranks.forget()
 
 
 class _Total(msgspec.Struct):

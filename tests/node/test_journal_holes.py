@@ -170,7 +170,7 @@ def test_holes_cost_what_groups_of_the_key_brought(journal: Journal) -> None:
     record = journal.key(KEY)
     assert record is not None
     assert (record.credit, record.debit) == (80, 40)
-    (standing,) = journal.standings([KEY], NOW)
+    (standing,) = journal.standings([KEY])
     assert (standing.credit, standing.debit, standing.rank, standing.of) == (80, 40, 1, 1)
 
 
@@ -209,6 +209,21 @@ def test_what_waits_of_all_keys_is_bounded_and_honest_keys_go_on(
     assert busy is not None
     assert busy.code == Code.BUSY
     assert journal.add_many([group(counter, OTHER) for counter in range(3)]) == [None] * 3
+
+
+def test_room_is_free_again_once_nothing_waits(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_counters, "MAX_WAITING_GROUPS", 4)
+
+    def room() -> list[tuple[object, ...]]:
+        return journal._database.rows("SELECT value FROM numbers WHERE name LIKE 'waiting%' ORDER BY name")
+
+    assert take(journal, 0, 5, 6) == [None] * 3
+    assert room() == [(2 * len(b"envelope"),), (2,)]
+    take(journal, 1, 2)
+    assert room() == [(0,), (0,)]
+    assert journal.add_many([group(10, OTHER), group(11, OTHER)]) == [None] * 2
+    publish(journal, 3, 4)
+    assert room() == [(0,), (0,)]
 
 
 # --- several environments ------------------------------------------------------------------------

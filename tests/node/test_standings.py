@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nous_node.node import journal_keys, journal_trim, standings
+from nous_node.node import journal_trim, standings
 from nous_node.node.reputation import PASSED
 from nous_node.node.standings import MAX_ANSWERED, TOLD_MS, Standings
 from nous_node.node.store import Journal, StoredGroup
@@ -185,7 +185,7 @@ def test_ranks_are_by_credit(journal: Journal) -> None:
     for key, credit in ((ALICE, 30), (BOB, 50)):
         journal.add(group(0, key))
         journal.decide([accepted(group(0, key).id, key, credit)], NOW)
-    told = journal.standings([ALICE, BOB, CAROL, b"X" * 32], NOW)
+    told = journal.standings([ALICE, BOB, CAROL, b"X" * 32])
     assert [(one.peer, one.rank, one.of, one.credit) for one in told] == [
         (ALICE, 2, 2, 30),
         (BOB, 1, 2, 50),
@@ -193,14 +193,24 @@ def test_ranks_are_by_credit(journal: Journal) -> None:
     ]
 
 
-def test_ranks_among_many_are_of_a_while_ago(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_keys, "SMALL", 1)
-    journal.add_many([group(0), group(0, BOB)])
-    journal.decide([accepted(group(0).id, ALICE, 30)], NOW)
-    assert journal.standings([ALICE], NOW)[0].of == 1
-    journal.decide([accepted(group(0, BOB).id, BOB, 50)], NOW)
-    assert journal.standings([ALICE], NOW + 1)[0].rank == 1
-    assert journal.standings([ALICE], NOW + journal_keys.RANKS_MS)[0].rank == 2
+def test_ranks_follow_each_verdict_and_debit(journal: Journal) -> None:
+    assert journal.standings([ALICE])[0].of == 0
+    journal.add_many([group(0), group(1), group(0, BOB)])
+    journal.decide([accepted(group(0).id, ALICE, 30), accepted(group(0, BOB).id, BOB, 50)], NOW)
+    assert [one.rank for one in journal.standings([ALICE, BOB])] == [2, 1]
+    journal.decide([accepted(group(1).id, ALICE, 30)], NOW)
+    assert [one.rank for one in journal.standings([ALICE, BOB])] == [1, 2]
+    with journal._ledger(NOW) as ledger:
+        ledger.owe(ALICE, 2)
+    assert [(one.rank, one.of) for one in journal.standings([ALICE, BOB])] == [(0, 1), (1, 1)]
+
+
+def test_keys_with_the_same_credit_share_a_rank(journal: Journal) -> None:
+    journal.standings([])
+    for key in (ALICE, BOB, CAROL):
+        journal.add(group(0, key))
+        journal.decide([accepted(group(0, key).id, key, 9 if key == CAROL else 10)], NOW)
+    assert [one.rank for one in journal.standings([ALICE, BOB, CAROL])] == [1, 1, 3]
 
 
 def test_keys_that_were_in_quarantine_are_not_forgotten_for_those_that_only_greet(
@@ -283,7 +293,7 @@ def test_bans_stay(journal: Journal, view: GossipView) -> None:
     (error,) = journal.add_many([group(500)])
     assert error is not None
     assert error.code == Code.BANNED
-    assert journal.standings([ALICE], now)[0].state == "banned"
+    assert journal.standings([ALICE])[0].state == "banned"
 
 
 def test_the_learner_is_told_whom_to_distrust(journal: Journal, view: GossipView) -> None:
