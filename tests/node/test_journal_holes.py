@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -214,7 +214,7 @@ def test_what_waits_of_all_keys_is_bounded_and_honest_keys_go_on(
 def test_room_is_free_again_once_nothing_waits(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_counters, "MAX_WAITING_GROUPS", 4)
 
-    def room() -> list[tuple[object, ...]]:
+    def room() -> Sequence[tuple[object, ...]]:
         return journal._database.rows("SELECT value FROM numbers WHERE name LIKE 'waiting%' ORDER BY name")
 
     assert take(journal, 0, 5, 6) == [None] * 3
