@@ -94,7 +94,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "mean": NUMBER,
         "limit": NUMBER,
         "reference": INT,
-        "tokens": INT,
+        "tokens": NUMBER,
         "at": NUMBER,
         "tolerance": NUMBER,
     },

@@ -23,6 +23,8 @@ def limits() -> list[dict[str, Any]]:
         ("a quarter of the tokens: twice the way from the mean", 1e-5, 1e-4, 512, 128),
         ("one token less", 1e-5, 1e-4, 512, 511),
         ("a single token", 2e-3, 4e-2, 512, 1),
+        ("weights are no whole numbers", 1e-5, 1e-4, 512, 127.25),
+        ("a weight below 1 counts as 1", 2e-3, 4e-2, 512, 0.1),
         ("calibrated for a single token", 2e-3, 4e-2, 1, 1),
         ("a limit at the mean", 2e-3, 2e-3, 512, 3),
         ("the limit of a group of millions of tokens", 1e-6, 3e-6, 40, 67_108_864),
@@ -36,7 +38,7 @@ def limits() -> list[dict[str, Any]]:
             limit=limit,
             reference=reference,
             tokens=tokens,
-            at=(at := mean + (limit - mean) * math.sqrt(max(1.0, reference / tokens))),
+            at=(at := mean + (limit - mean) * math.sqrt(max(1.0, reference / max(1.0, tokens)))),
             tolerance=at * 1e-12,
         )
         for comment, mean, limit, reference, tokens in rows
