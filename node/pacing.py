@@ -76,8 +76,9 @@ class OwnRate:
     def _capacity(self) -> float:
         return max(1.0, Rate.of_groups(self.groups_per_second).burst * RATE_SHARE)
 
-    def delay(self, now: int) -> float:
-        """Takes one message's turn; seconds until it comes."""
-        self.level = min(self._capacity, self.level + self._rate * max(0, now - self.at) / 1000) - 1
+    def delay(self, now: int, cost: float = 1.0) -> float:
+        """Takes the turn of a message that counts for `cost`; seconds until it comes."""
+        cost = min(cost, self._capacity)
+        self.level = min(self._capacity, self.level + self._rate * max(0, now - self.at) / 1000) - cost
         self.at = max(self.at, now)
         return max(0.0, -self.level) / self._rate

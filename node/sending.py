@@ -12,6 +12,7 @@ from __future__ import annotations
 import trio
 
 from nous_node.protocol.envelope import Kind, seal
+from nous_node.protocol.gossip import THROTTLE
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import shard_of
 
@@ -138,7 +139,9 @@ class Sending:
 
     async def _publish(self, data: bytes) -> None:
         """Raises NoSubscribersError; nothing was sent then."""
-        await trio.sleep(self._rate.delay(now_ms()))
+        standing = self._restraint.standing
+        throttled = standing is not None and standing.state == "throttled"
+        await trio.sleep(self._rate.delay(now_ms(), THROTTLE if throttled else 1.0))  # [GOS-6]
         await self._network.publish(self.topic, data)
 
     async def _heard_again(self) -> None:

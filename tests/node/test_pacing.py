@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nous_node.node.pacing import FIRST, HIGHEST, LOWEST, RATE_SHARE, OwnRate, Pacing
-from nous_node.protocol.gossip import MAX_BURST, Bucket, Rate
+from nous_node.protocol.gossip import MAX_BURST, THROTTLE, Bucket, Rate
 
 STALENESS = 4
 
@@ -49,15 +49,18 @@ def test_groups_in_flight_never_exceed_the_window(wanted: int, waiting: int, win
     assert begun == 0 or waiting + begun <= window
 
 
-@given(st.floats(0.01, 100), st.lists(st.integers(0, 5000), max_size=200))
-def test_a_sender_that_waits_as_told_is_within_every_readers_rate(rate: float, pauses: list[int]) -> None:
+@given(st.floats(0.01, 100), st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=200))
+def test_a_sender_that_waits_as_told_is_within_every_readers_rate(
+    rate: float, pauses: list[tuple[int, bool]]
+) -> None:
     now = 1_800_000_000_000
     own, allowed = OwnRate(rate, now), Rate.of_groups(rate)
     reader = Bucket.full(allowed, now)
-    for pause in pauses:
+    for pause, throttled in pauses:
+        cost = THROTTLE if throttled else 1.0
         now += pause
-        now += math.ceil(own.delay(now) * 1000)
-        reader.take(allowed, now)  # raises where the rate is exceeded
+        now += math.ceil(own.delay(now, cost) * 1000)
+        reader.take(allowed, now, cost)  # raises where the rate is exceeded
 
 
 def test_a_burst_is_a_minute_of_the_rate() -> None:
