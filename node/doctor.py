@@ -210,9 +210,9 @@ def check_reproducibility(device: str = "cpu", dtype: str = "float32") -> Check:
             "their own limits",
         )
     text = (
-        f"log-probs differ by {measured.logprob:.1e} (limit {limits.logprobs.limit:.0e}), draws by "
-        f"{measured.distance:.1e} in the mean ({limits.distances.limit:.0e}) and "
-        f"{measured.largest:.1e} at most ({limits.distance_max:.0e})"
+        f"log-probs differ by {measured.logprob:.1e} (limit {limits.logprobs.limit:.2g}), draws by "
+        f"{measured.distance:.1e} in the mean ({limits.distances.limit:.2g}) and "
+        f"{measured.largest:.1e} at most ({limits.distance_max:.2g})"
     )
     try:
         check_figures(measured, limits, "group")

@@ -164,12 +164,12 @@ class SelfCheck:
         figures, limits = Figures.together(self._figures), self._manifest.thresholds
         draws = ""
         if self._manifest.sampling.mode == "seeded":
-            draws = f", draws by {figures.distance:.1e} ({limits.distances.limit:.0e})"
+            draws = f", draws by {figures.distance:.1e} ({limits.distances.limit:.2g})"
         many = "group" if self._groups == 1 else plural(self._groups, "group")
         text = (
             f"The first {many}, made in {_engine(policy)}, would be accepted: "
             f"recomputed on the CPU in {limits.verifier}, log-probs differ by {figures.logprob:.1e} on "
-            f"average (limit {limits.logprobs.limit:.0e}){draws}."
+            f"average (limit {limits.logprobs.limit:.2g}){draws}."
         )
         away = _above(self._figures, limits)
         if away <= limits.drift_slack:
