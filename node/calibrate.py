@@ -33,6 +33,7 @@ from .cli_commands import home_hint, home_path
 from .config import default_threads
 from .create import base_tensors, create_run
 from .home import Home, disk_errors
+from .pipe import ChildDied
 from .plan import DEFAULT_MODEL, Dtype, RunPlan, with_environments
 from .runfolder import RunFolder
 from .wording import duration, printable
@@ -124,7 +125,10 @@ def _measured(run: RunFolder, engines: list[Kernel], groups: int, log: Path, *, 
                 progress.advance(bar, news)
 
         course.told = advance if live or quiet else Lines(groups, course.judgements)
-        return trio.run(course.measure)
+        try:
+            return trio.run(course.measure)
+        except ChildDied as error:
+            raise LocalError(f"{error} The calibration ends here; its log is {log}.") from error
 
 
 class Lines:
