@@ -31,8 +31,11 @@ def corpus() -> list[bytes]:
     found = []
     for path in sorted(VECTORS.glob("*.json")):
         for case in json.loads(path.read_text())["cases"]:
-            fields = [case.get(name) for name in ("bytes", "envelope", "body", "manifest", "frame", "signed")]
-            fields += [step["message"] for step in case.get("steps", [])]
+            fields = [
+                case.get(name)
+                for name in ("bytes", "envelope", "body", "manifest", "frame", "signed", "file")
+            ]
+            fields += [step.get("message") for step in case.get("steps", [])]
             if "code" not in case:
                 found += [bytes.fromhex(field) for field in fields if isinstance(field, str) and field]
     return found
