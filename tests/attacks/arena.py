@@ -57,10 +57,10 @@ class Arena:
     """
 
     def __init__(
-        self, path: Path, learning: dict[str, Any], renewals: Renewals, rules: dict[str, Any] | None = None
+        self, path: Path, learning: dict[str, Any], pause: float, rules: dict[str, Any] | None = None
     ) -> None:
-        """`rules`: fields of the run's plan that are not the defaults."""
-        self._renewals = renewals
+        """`pause`: between renewed beacons; `rules`: fields of the run's plan that are not the defaults."""
+        self._pause = pause
         self.home = Home.open(path)
         self.identity = Identity.from_seed(hashlib.sha256(b"arena").digest())
         self.home.replace_identity(self.identity)
@@ -260,7 +260,7 @@ class Arena:
                     self._report,
                     self._stop,
                     entropy=self._entropy,
-                    renewals=self._renewals,
+                    renewals=Renewals(self._pause, self._pause),
                 )
             finally:
                 nursery.cancel_scope.cancel()

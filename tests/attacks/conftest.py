@@ -33,7 +33,6 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from multiaddr import Multiaddr
 
 from nous_node.node.network import Network, NetworkConfig, Verdict, open_network
-from nous_node.node.renewals import Renewals
 
 from .tally import (
     pytest_addoption,
@@ -216,7 +215,7 @@ def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nous_node.node.trainer.STATUS_SECONDS", 0.05)
             patch.setattr("nous_node.node.trainer.IDLE_SECONDS", 0.05)
-            arena = Arena(tmp_path_factory.mktemp("arena"), learning, Renewals(pause, pause), rules)
+            arena = Arena(tmp_path_factory.mktemp("arena"), learning, pause, rules)
             try:
                 yield arena
             finally:

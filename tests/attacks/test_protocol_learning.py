@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-import msgspec
 import pytest
 
+from nous_node.node.following import Head
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code
+from nous_node.protocol.rollouts import RolloutGroup
+
+from .cheats import CHEATS, Engine
+from .edits import EDITS, telling
+from .forger import Forger
 
 UPDATE = 3
 """Groups of one update."""
+
+PLAIN = (
+    "edited token with recomputed log-probs",
+    "reward by exploiting a scorer",
+    "best of N",
+    "int8 weights",
+)
+"""Cheats that change every group."""
+
+
+Lie = Callable[[Head, Forger], RolloutGroup]
+
+
+def edit_of(edit: Callable[[RolloutGroup], RolloutGroup]) -> Lie:
+    return lambda head, forger: edit(telling(head, forger))
+
+
+def group_of(engine: Engine) -> Lie:
+    return lambda head, forger: forger.group(head, None, lambda requests: engine(forger, requests))
+
+
+LIES: list[tuple[Code, Lie]] = [
+    *((code, edit_of(edit)) for code, edit in EDITS.values()),
+    *((code, group_of(CHEATS[name][1])) for name, (code, _) in CHEATS.items() if name in PLAIN),
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +78,25 @@ def used(school: Any) -> dict[bytes, int]:
     """Envelope id -> version, of all groups that a checkpoint was made of."""
     with closing(sqlite3.connect(school.folder.journal)) as connection:
         return dict(connection.execute("SELECT id, used_version FROM groups WHERE state = 'used'").fetchall())
+
+
+def test_checkpoints_are_made_of_honest_groups_only(school, pupil) -> None:
+    """Everything that edits and cheats make of a group, between honest ones: first, while the policy is as it
+    was and gives answers of several tokens."""
+    pupil.policy = school.policy(school.head)
+    before = used(school)
+    forged = []
+    for liar, (code, make) in zip(school.crowd(len(LIES)), LIES, strict=True):
+        liar.policy = school.policy(school.head)
+        forged.append(liar.seal(make(school.head, liar).to_bytes()))
+        school.say(forged[-1:], liar.topic)
+        assert school.receipt(forged[-1]).code == code
+    honest = teach(school, pupil) + teach(school, pupil)
+    fresh = used(school).keys() - before.keys()
+    assert {unseal(data).id for data in honest} & fresh
+    assert not {unseal(data).id for data in forged} & fresh
+    for data in forged:
+        assert school.state(data) == ("refused", None)
 
 
 @pytest.mark.attack("previous checkpoint", "logprob-mismatch")
@@ -88,25 +137,6 @@ def test_group_that_is_old_and_not_too_old_is_learnt_from(school, pupil) -> None
     assert school.receipt(old).verdict == "accepted"
     teach(school, pupil)
     school.until(lambda: school.state(old)[0] == "used")
-
-
-def test_checkpoints_are_made_of_honest_groups_only(school, pupil) -> None:
-    pupil.policy = school.policy(school.head)
-    before = used(school)
-    forged = []
-    for reward in (0.9, 0.99):
-        group = pupil.group(school.head)
-        first, *others = group.trajectories
-        better = msgspec.structs.replace(first, reward=first.reward + reward)
-        forged.append(pupil.seal(msgspec.structs.replace(group, trajectories=[better, *others]).to_bytes()))
-        school.send(forged[-1], pupil.topic)
-        assert school.receipt(forged[-1]).code == Code.REWARD_MISMATCH
-    honest = teach(school, pupil) + teach(school, pupil)
-    fresh = used(school).keys() - before.keys()
-    assert {unseal(data).id for data in honest} & fresh
-    assert not {unseal(data).id for data in forged} & fresh
-    for data in forged:
-        assert school.state(data) == ("refused", None)
 
 
 @pytest.mark.attack("replay after the seen cache forgot", "")
