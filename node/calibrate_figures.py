@@ -49,6 +49,9 @@ class Margins:
     """Deviations above the mean that a peer may lie for good."""
     relative: bool
     """Whether the mean and the deviation are a tenth of the limit, since what was measured is rounding."""
+    room: tuple[float, float] = (0.0, 0.0)
+    """Least excess of the two limits as shares of the mean: figures change with the text that is written, and
+    that with what a policy learns."""
 
 
 FLOAT32 = Margins(60, 1_250, 3_700, slack=2.0, relative=True)
@@ -56,15 +59,18 @@ FLOAT32 = Margins(60, 1_250, 3_700, slack=2.0, relative=True)
 default the largest was 1.7e-6, so its limit is 1e-4; what cheats, with 8-bit weights or a checkpoint of one
 small step before, begins at 3.6e-5 in a group in a thousand and is above 1e-4 in the others."""
 
-BFLOAT16 = Margins(1.25, 1.25, 1.5, slack=1.0, relative=False)
-"""Means over hundreds of tokens have thin tails, and a quarter more of the excess is not reached by chance.
-The largest of 44,000 tokens was 0.072 and the tenth 0.048, so ten times the tokens reach a third more."""
+BFLOAT16 = Margins(2.0, 1.75, 2.0, slack=2.0, relative=False, room=(0.25, 0.75))
+"""Between honest groups and what cheats, as SmolLM2 of 135 million parameters has them. Its log-probs: 0.049
+in the mean, 0.061 at most of 96 honest groups, from 0.091 on with 8-bit weights; its distances: 0.0015,
+0.0024, and from 0.0037 on at temperature 0.9. Its largest distance was 0.072 of 44,000 tokens, and each 0.01
+more is e times rarer."""
 
 SEQUENCE = 200_000
 """Honest groups of one peer that are drawn for its sums: more than one sends to a run."""
 
-UNSEEN = 0.5
-"""Deviations that the engine of a machine not seen may lie above the worst one seen."""
+UNSEEN = 1.0
+"""Deviations that an honest peer may lie above the worst engine seen, by its machine or by what is written:
+stories and sums lie one above sorted digits."""
 
 DRIFT_MARGIN = 1.25
 """Factor on the largest sum drawn."""
@@ -117,9 +123,10 @@ def thresholds(
     distances = Measure.of(honest, reference, lambda figures: figures.distance)
     _check_numbers(logprobs, distances)
     floor = margins.logprobs * logprobs.top if margins.relative else SMALLEST
+    least = [(1 + room) * one.mean for room, one in zip(margins.room, (logprobs, distances), strict=True)]
     bounds = (
-        logprobs.bound(margins.logprobs, margins, floor),
-        distances.bound(margins.distances, margins, DISTANCE_SHARE * floor),
+        logprobs.bound(margins.logprobs, margins, max(floor, least[0])),
+        distances.bound(margins.distances, margins, max(DISTANCE_SHARE * floor, least[1])),
     )
     _check_noise(bounds[1], strange)
     sums = [

@@ -74,6 +74,13 @@ def test_means_are_those_of_the_engine_that_differs_most() -> None:
     assert calibrated(few).logprobs.mean == alone.logprobs.mean
 
 
+def test_limits_leave_room_for_other_text_where_all_that_was_seen_is_alike() -> None:
+    alike = Figures(100.0, 0.04, 1e-3, 0.05)
+    limits = calibrated([Observation("avx512", alike, [alike], 0.5)] * 32)
+    assert limits.logprobs.limit == pytest.approx(1.25 * 0.04, rel=0.1)
+    assert limits.distances.limit == pytest.approx(1.75e-3, rel=0.1)
+
+
 def test_in_float32_limits_lie_far_above_rounding_and_means_at_a_tenth_of_them() -> None:
     rounding = [
         replace_figures(one, lambda figures: replace(figures, logprob=8e-7, distance=0.0, largest=0.0))
@@ -99,7 +106,7 @@ def test_the_share_of_false_refusals_and_the_rest_follow_from_the_groups() -> No
     assert limits.calibrated == "in words"
     least = min(one.stop for one in honest if one.stop is not None)
     assert 1e-9 <= limits.stop_probability <= min(least / 100, 1e-4 / limits.tokens) * 1.5
-    assert limits.distance_max >= 1.5 * max(one.group.largest for one in honest)
+    assert limits.distance_max >= 2 * max(one.group.largest for one in honest)
 
 
 def test_the_same_figures_make_the_same_thresholds() -> None:
