@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from . import cli_trust
 from .cli_exit import EXIT_CODES, Exit, verdict, write_crash
 from .cli_options import (
     OUTPUT,
@@ -43,6 +44,7 @@ identity_app = typer.Typer(
     help="This node's key: the name under which rollouts are published and credit is given.",
 )
 app.add_typer(identity_app, name="identity")
+cli_trust.register(app)
 
 MAX_SENTENCE = 4096
 """Characters of an error: a sentence with two long paths."""
