@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from nous_node.node.statistics import Figures
 from nous_node.protocol.errors import Code
-from nous_node.protocol.rollouts import RolloutGroup, pack_floats, trained_tokens, unpack_floats
+from nous_node.protocol.rollouts import RolloutGroup, pack_floats, unpack_floats
 
 UNDER = 0.9
 """Of the limit: what a cheat that knows it dares."""
@@ -26,15 +28,17 @@ VERSIONS = 12
 
 
 def shifted(group: RolloutGroup, share: float, forger: Any) -> RolloutGroup:
-    """Each log-prob is lower than it was, by a share of what a group of so many tokens may be off."""
+    """Each log-prob is lower than it was, so that their mean difference is a share of what it may be."""
     thresholds = forger.manifest.thresholds
-    tokens = sum(trained_tokens(one) for one in group.trajectories)
-    lie = share * thresholds.logprobs.at(tokens, thresholds.tokens)
+    reported = [unpack_floats(one.logprobs) for one in group.trajectories]
+    truth = np.array([p for values in reported for p in values], np.float32)
+    weight = Figures.of(truth, truth, None).tokens
+    lie = share * thresholds.logprobs.at(weight, thresholds.tokens) * weight / len(truth)
     return msgspec.structs.replace(
         group,
         trajectories=[
-            msgspec.structs.replace(one, logprobs=pack_floats([p - lie for p in unpack_floats(one.logprobs)]))
-            for one in group.trajectories
+            msgspec.structs.replace(one, logprobs=pack_floats([p - lie for p in values]))
+            for one, values in zip(group.trajectories, reported, strict=True)
         ],
     )
 
@@ -51,7 +55,7 @@ def test_what_is_always_a_little_wrong_is_refused_in_the_end(arena: Any, liar: A
         if receipt.verdict == "refused":
             break
         accepted.append(data)
-    assert receipt.code == Code.DRIFT
+    assert receipt.code == Code.DRIFT, receipt
     assert receipt.measured > receipt.threshold
     assert len(accepted) > 1
     assert arena.standing(liar) == "quarantine"
