@@ -27,6 +27,28 @@ from .journal_tables import KeyRecord, StoredGroup
 _UNANSWERED: Final = frozenset({Code.BUSY})
 """Codes without a receipt: the same group may be taken later."""
 
+MAX_BLAMED: Final = 65_536
+"""Keys and checkpoints of which it is known that what they withheld has counted. Only what the trainer had in
+its hands when a checkpoint became stale comes late, so those of the last moments are enough."""
+
+
+class Blamed:
+    """Keys and checkpoints whose withheld tasks have counted as a fault: that is one, however many groups are
+    refused for it. [REP-1]"""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], None] = {}
+
+    def again(self, key: bytes, checkpoint: bytes) -> bool:
+        """Whether it has counted before; from now on it has."""
+        place = key, checkpoint
+        if place in self._known:
+            return True
+        self._known[place] = None
+        if len(self._known) > MAX_BLAMED:
+            del self._known[next(iter(self._known))]
+        return False
+
 
 class Turns:
     """Numbers in the order in which groups are judged."""
@@ -50,10 +72,17 @@ class Intake:
     no group waits for holes."""
 
     def __init__(
-        self, ledger: Ledger, rules: RunRules | None, draws: Draws, turns: Turns, newest: int
+        self,
+        ledger: Ledger,
+        rules: RunRules | None,
+        draws: Draws,
+        turns: Turns,
+        newest: int,
+        blamed: Blamed,
     ) -> None:
         self._ledger, self._connection = ledger, ledger.connection
         self._rules, self._draws, self._turns, self._newest = rules, draws, turns, newest
+        self._blamed = blamed
 
     def add(self, group: StoredGroup) -> RemoteError | None:
         """Journals one group, or says why not and stores the receipt of that."""
@@ -65,7 +94,9 @@ class Intake:
             if error.code not in _UNANSWERED:
                 receipt = refused(group.id, group.key, error)
                 queue_receipt(self._connection, receipt)
-                self._ledger.count(receipt)
+                once = error.code == Code.WITHHELD
+                again = once and self._blamed.again(group.key, group.checkpoint)
+                self._ledger.count(receipt, again=again)
             return error
         return None
 
@@ -118,7 +149,7 @@ class Intake:
         counters.waiting = 0
 
 
-def close_accounts(ledger: Ledger, version: int) -> None:
+def close_accounts(ledger: Ledger, version: int, blamed: Blamed) -> None:
     """A checkpoint has become stale: its holes are owed, and what waited for them is refused. [TSK-7]"""
     rows = ledger.connection.execute(
         "SELECT key, checkpoint FROM counters WHERE version = ? AND (holes > 0 OR waiting > 0)", (version,)
@@ -127,10 +158,12 @@ def close_accounts(ledger: Ledger, version: int) -> None:
         counters = read_counters(ledger.connection, key, checkpoint)
         ledger.owe(key, counters.holes)
         if counters.waiting:
-            _refuse_waiting(ledger, key, checkpoint, counters)
+            _refuse_waiting(ledger, key, checkpoint, counters, blamed)
 
 
-def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters) -> None:
+def _refuse_waiting(
+    ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters, blamed: Blamed
+) -> None:
     """Together they are one fault."""
     error = withheld(counters)
     unqueue(ledger.connection, key, checkpoint)
@@ -139,8 +172,8 @@ def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Cou
         "RETURNING id",
         (key, checkpoint),
     ).fetchall()
-    for number, (rollout,) in enumerate(ids):
-        answer(ledger, refused(rollout, key, error), again=number > 0)
+    for (rollout,) in ids:
+        answer(ledger, refused(rollout, key, error), again=blamed.again(key, checkpoint))
 
 
 def _check_version(group: StoredGroup, record: KeyRecord) -> None:

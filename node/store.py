@@ -28,7 +28,7 @@ from nous_node.protocol.receipts import Receipt, Standing, State
 
 from .database import Cell, Database, Row, SequenceNumbers
 from .journal_counters import Draws, RunRules
-from .journal_intake import Intake, Turns, close_accounts
+from .journal_intake import Blamed, Intake, Turns, close_accounts
 from .journal_keys import Ledger, Ranks, heard, peers, restrained, states
 from .journal_receipts import SAME_GROUP, answer, place, repeated, settle
 from .journal_tables import (
@@ -73,6 +73,7 @@ class Journal:
         open_groups = "FROM groups WHERE state IN ('pending', 'accepted')"
         self._turns = Turns(database.number(f"SELECT coalesce(max(turn), 0) {open_groups}"))
         self._newest = database.number("SELECT coalesce(max(version), -1) FROM checkpoints")
+        self._blamed = Blamed()
         self._moved: dict[bytes, Reputation] = {}
 
     @classmethod
@@ -197,7 +198,7 @@ class Journal:
         """
         now = max((group.received_ms for group in groups), default=0)
         with self._ledger(now) as ledger:
-            intake = Intake(ledger, self._rules, self._draws, self._turns, self._newest)
+            intake = Intake(ledger, self._rules, self._draws, self._turns, self._newest, self._blamed)
             return [intake.add(group) for group in groups]
 
     def repeated(self, group: StoredGroup) -> bool:
@@ -304,7 +305,7 @@ class Journal:
                 [(version, rollout) for rollout in used],
             )
             if self._rules is not None:
-                close_accounts(ledger, version - self._rules.staleness - 1)
+                close_accounts(ledger, version - self._rules.staleness - 1, self._blamed)
         self._newest = version
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 

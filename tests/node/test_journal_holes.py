@@ -149,6 +149,17 @@ def test_a_group_that_would_wait_for_a_stale_checkpoint_is_refused_at_once(journ
     assert receipt.code == "withheld"
 
 
+def test_groups_that_come_when_the_accounts_are_closed_are_no_further_faults(journal: Journal) -> None:
+    take(journal, 0, 9)
+    publish(journal, 3, 4)  # while a dozen more were on their way through the trainer's inbox
+    errors = take(journal, *range(20, 32))
+    assert {error.code for error in errors if error is not None} == {Code.WITHHELD}
+    assert len(errors) == 12
+    record = journal.key(KEY)
+    assert record is not None
+    assert (record.reputation.score, record.reputation.state, record.refused) == (0.5, "probation", 13)
+
+
 def test_a_repeat_of_a_group_that_waits_gets_the_same_verdict(journal: Journal) -> None:
     take(journal, 0, 9)
     errors = journal.add_many([group(9, salt=b"again")])
