@@ -189,7 +189,8 @@ class Measure:
             limit = rounded_up(max(margin * self.top, floor))
             return Bound(float(f"{limit / 10:.1e}"), float(f"{limit / 10:.1e}"), limit)
         deviation = max(float(self.worst.std()), LEAST_DEVIATION * self.mean)
-        return Bound(self.mean, deviation, rounded_up(max(floor, self.mean + margin * self.largest)))
+        limit = rounded_up(max(floor, self.mean + margin * self.largest))
+        return Bound(float(f"{self.mean:.2e}"), float(f"{deviation:.2e}"), limit)
 
     def sum_reached(self, bound: Bound, slack: float) -> float:
         """Largest sum of an honest peer over SEQUENCE groups, with a margin."""
