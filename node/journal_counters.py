@@ -30,8 +30,8 @@ ALLOWED_HOLES: Final = 2
 ALLOWED_SHARE: Final = 8
 """One in so many tasks may be missing, and ALLOWED_HOLES more."""
 
-DERIVED_AT_ONCE: Final = 512
-"""Environments derived for one group, 3 us each: more than any honest key skips, and 2 ms of the trainer for
+DERIVED_AT_ONCE: Final = 1_024
+"""Environments derived for one group, 3 us each: more than any honest key skips, and 3 ms of the trainer for
 the largest jump that a counter may make."""
 
 MAX_WAITING: Final = 1_024
@@ -106,8 +106,9 @@ class Counters(msgspec.Struct):
 
     @property
     def allowed(self) -> float:
-        """Holes above which groups wait."""
-        return ALLOWED_HOLES + (self.highest + 1) / ALLOWED_SHARE
+        """Holes above which groups wait: by the tasks of the environments that the key plays, not by all
+        counters, or who plays one that seldom comes up could leave out as many as it likes."""
+        return ALLOWED_HOLES + (self.count + self.holes) / ALLOWED_SHARE
 
     @property
     def held_up(self) -> bool:

@@ -139,6 +139,7 @@ def holes() -> list[dict[str, Any]]:
         ("they are from the first of its groups on", mixed, [0, 2, 4, 6, 8, 10, 1], True),
         ("and filled one by one", mixed, [0, 2, 4, 6, 8, 10, 1, 3, 5, 7], False),
         ("only the lucky half", one, list(range(0, 40, 2)), True),
+        ("only the lucky half of what seldom comes up", list(range(9)) * 20, list(range(0, 170, 18)), True),
         ("only the lucky tenth", one, list(range(0, 200, 10)), True),
         ("a jump over fifty", one, [*range(10), 60, 61, 62], True),
         ("the first nine never came", one, [9, 10, 11, 12], True),
@@ -156,7 +157,7 @@ def _holes(comment: str, environments: list[int], counters: list[int], withheld:
         played = {environments[one] for one in taken}
         number = max(taken) + 1
         missing = sum(environments[one] in played for one in set(range(number)) - taken)
-        allowed = 2 + number / 8
+        allowed = 2 + (missing + len(taken)) / 8
         waiting = missing > allowed
         steps.append({"counter": counter, "holes": missing, "waits": waiting})
     assert waiting == withheld, comment

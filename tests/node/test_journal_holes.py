@@ -278,6 +278,21 @@ def test_of_the_environment_that_it_plays_it_may_leave_out_only_a_few(open_journ
     assert len(turns(journal)) < len(played[::2])
 
 
+def test_who_plays_an_environment_that_seldom_comes_up_may_leave_out_no_more_than_others() -> None:
+    weights, beacon = (1, 9), b"b" * 32
+    drawn = environments(weights, beacon, 2_000)
+    played = [counter for counter, environment in enumerate(drawn) if environment == 0]
+    lucky, honest = Counters(), Counters()
+    for counter in played[::10]:
+        lucky.take(counter, drawn.__getitem__, weights)
+    assert lucky.held_up
+    waits = []
+    for counter in [one for place, one in enumerate(played) if place % 10]:  # one in ten was lost
+        honest.take(counter, drawn.__getitem__, weights)
+        waits.append(honest.held_up)
+    assert not any(waits)
+
+
 @given(
     st.integers(1, 4).flatmap(
         lambda kinds: st.tuples(st.just(kinds), st.lists(st.integers(0, kinds - 1), min_size=1, max_size=60))
@@ -296,7 +311,7 @@ def test_counted_one_by_one_the_holes_are_those_of_the_definition(
         played = {drawn[one] for one in taken}
         missing = [one for one in range(max(taken)) if one not in taken and drawn[one] in played]
         assert counters.holes == len(missing)
-        assert counters.held_up == (len(missing) > 2 + (max(taken) + 1) / 8)
+        assert counters.held_up == (len(missing) > 2 + (len(missing) + len(taken)) / 8)
 
 
 def test_one_message_makes_only_so_many_tasks_be_derived() -> None:
