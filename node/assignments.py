@@ -1,8 +1,8 @@
 """Tasks that are assigned to a volunteer's key, as orders for its worker.
 
 The counters 0, 1, 2, ... of a checkpoint name tasks of all environments of the run; those of environments
-that are not played here are passed over. A trainer takes no counter that is far from the last one it saw, so
-where the environments played here hardly ever come up, a checkpoint may have no task for us.
+that are not played here are passed over. A trainer takes no counter far above the first one that it never
+saw, so where the environments played here seldom come up, a checkpoint has only some tasks for us.
 
 A task is a function of public values, so one that was lost with a worker or a node is made again before any
 new one is begun: a trainer takes nothing of whoever leaves too many out. [TSK-7] One task may be what the
@@ -17,6 +17,7 @@ is left.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Collection
 
@@ -34,6 +35,10 @@ BLOCK = 64
 MAX_PASSED_OVER = MAX_COUNTER_GAP // 4
 """Counters in a row without a task for us before the checkpoint is left: groups that are lost on their way
 widen the gap that a trainer sees."""
+
+MAX_SPAN = MAX_COUNTER_GAP
+"""Counters behind the first one that makes no group: a trainer never sees that, and takes no counter further
+above it. [TSK-5]"""
 
 
 class Assignments:
@@ -58,10 +63,18 @@ class Assignments:
         self._suspected: Order | None = None
         """The one that is in work alone."""
         self._passed_over = 0
+        self._end = sys.maxsize
+        """Counters from here on are too far above the first one that made no group."""
 
     def has_none(self, head: Head) -> bool:
         """Whether it is known that a checkpoint has no more tasks for us."""
-        return head.hash == self._checkpoint and self._passed_over >= MAX_PASSED_OVER
+        return head.hash == self._checkpoint and not self._suspects and self._exhausted
+
+    @property
+    def _exhausted(self) -> bool:
+        if self._passed_over >= MAX_PASSED_OVER:
+            return True
+        return bool(self._reserved) and self._reserved[0] >= self._end
 
     def take(self, head: Head, size: int) -> list[Order]:
         """The next tasks under a checkpoint, `size` at most; none where `has_none` says so from now on."""
@@ -75,9 +88,10 @@ class Assignments:
         while self._left and len(orders) < size:
             order = self._order(head, self._left.popleft())
             orders += [] if order is None else [order]
-        while len(orders) < size and self._passed_over < MAX_PASSED_OVER:
+        while len(orders) < size and not self._exhausted:
             if not self._reserved:
                 self._reserved.extend(self._outbox.counters(head.hash, BLOCK))
+                continue
             order = self._order(head, self._reserved.popleft())
             self._passed_over = self._passed_over + 1 if order is None else 0
             orders += [] if order is None else [order]
@@ -93,9 +107,13 @@ class Assignments:
     def gave_up(self, counter: int) -> None:
         """A task of the checkpoint in work became no group, and never will."""
         self._outbox.skip(self._checkpoint, counter)
+        self._leave_out(counter)
+
+    def _leave_out(self, counter: int) -> None:
+        self._end = min(self._end, counter + MAX_SPAN + 1)
 
     def _begin(self, head: Head) -> None:
-        self._checkpoint, self._passed_over = head.hash, 0
+        self._checkpoint, self._passed_over, self._end = head.hash, 0, sys.maxsize
         self._reserved.clear()
         self._suspects.clear()
         self._left = deque(self._outbox.unfinished(head.hash))
@@ -103,4 +121,7 @@ class Assignments:
     def _order(self, head: Head, counter: int) -> Order | None:
         seed = task_seed(self._run, head.hash, head.manifest.beacon, self._key, counter)
         environment = self._manifest.environments[assign(seed, self._manifest.weights, 1).environment].id
-        return Order(counter, seed, dict(head.manifest.levels)) if environment in self._environments else None
+        if environment not in self._environments or counter >= self._end:
+            self._leave_out(counter)
+            return None
+        return Order(counter, seed, dict(head.manifest.levels))

@@ -13,6 +13,7 @@ from nous_node.node.following import Head
 from nous_node.node.outbox import Outbox
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest, file_entry
+from nous_node.protocol.constants import MAX_COUNTER_GAP
 from nous_node.protocol.envelope import Kind, seal
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import EnvironmentEntry, RunManifest
@@ -102,6 +103,22 @@ def test_tasks_of_other_environments_are_passed_over(base_run: RunFolder, outbox
         assert order.seed == task_seed(RUN, head(1).hash, beacon, KEY, order.counter)
         assert assign(order.seed, manifest.weights, 1).environment == 0
     assert 40 < orders[-1].counter < 160
+
+
+def test_no_counter_is_used_that_a_trainer_would_call_far_ahead(base_run: RunFolder, outbox: Outbox) -> None:
+    def all_taken() -> list[int]:
+        fresh = Assignments(RUN, KEY, mixed(base_run, 19), {"sort-digits"}, outbox)
+        taken: list[int] = []
+        while orders := fresh.take(head(1), 64):
+            taken += [order.counter for order in orders]
+        assert fresh.has_none(head(1))
+        assert not fresh.has_none(head(2))
+        return taken
+
+    taken = all_taken()
+    missing = next(counter for counter in range(len(taken) + 1) if counter not in taken)
+    assert missing + MAX_COUNTER_GAP - 200 < max(taken) <= missing + MAX_COUNTER_GAP
+    assert all_taken() == taken  # none of them became a group before the restart
 
 
 def test_checkpoint_that_has_no_task_for_us_is_left_and_burns_no_more_counters(
