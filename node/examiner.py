@@ -25,6 +25,7 @@ from nous_node.trainer.prefill import Recomputed
 
 from .copies import Copies
 from .learner_messages import Candidate, Judged
+from .reputation import AUDIT_CODES
 from .statistics import Drift, Evidence
 from .verification import CheckedGroup, Measured, Verifier
 from .versions import Versions
@@ -38,15 +39,6 @@ _draw = SystemRandom().random
 
 MAX_KEYS = 1 << 16
 """Keys whose sums are kept here; those of all are in the journal, and come with its candidates."""
-
-AUDIT_CODES = (
-    Code.FINISH,
-    Code.LOGPROB_MISMATCH,
-    Code.SAMPLING_MISMATCH,
-    Code.DRIFT,
-    Code.WRONG_CHECKPOINT,
-)
-"""What only an audit finds, once the replay has passed."""
 
 
 @dataclass(slots=True)

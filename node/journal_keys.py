@@ -20,21 +20,10 @@ from nous_node.protocol.receipts import Receipt, Standing, State, refused
 
 from .database import Database, Row
 from .journal_tables import KEY_COLUMNS, KeyRecord, PeerRecord
-from .reputation import Reputation
+from .reputation import AUDIT_CODES, Reputation
 
 SEEN_MS: Final = 10_000
 """Groups of a key note that it was seen only so often: a row written for each would show."""
-
-_AUDIT_CODES: Final = frozenset(
-    {
-        Code.FINISH,
-        Code.LOGPROB_MISMATCH,
-        Code.SAMPLING_MISMATCH,
-        Code.DRIFT,
-        Code.WRONG_CHECKPOINT,
-    }
-)
-"""What steps 10 to 13 of a verification find: a key's groups without them are in doubt. [VER-13]"""
 
 _INDEXED: Final = frozenset({"heard_ms", "heard_version", "agent", "state"})
 """Columns that are not written with the others: they seldom change, and most of them have an index."""
@@ -107,7 +96,7 @@ class Ledger:
             after = before if again else before.refused(*figures, self.now)
             record = replace(record, refused=record.refused + 1, reputation=after)
             self._refusals[receipt.peer, receipt.code] += 1
-            if audited and receipt.code in _AUDIT_CODES:
+            if audited and receipt.code in AUDIT_CODES:
                 self._failed.add(receipt.peer)
         self._set(receipt.peer, record)
         if after.state != before.state:

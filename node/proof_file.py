@@ -5,7 +5,7 @@
 
 `run`, `standing` and `receipts` are envelopes as their senders signed them, so nothing in the file has to be
 believed: the run id is the hash of the manifest, the manifest names the trainers, and their signatures hold
-or do not. The outer signature shows that whoever made the file has the key that it is about. [RCP-6]
+or do not. The outer signature shows that whoever made the file has the key that it is about. [RCP-8] [RCP-9]
 """
 
 from __future__ import annotations

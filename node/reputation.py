@@ -77,6 +77,18 @@ SOFT: Final = frozenset(
 )
 """Codes that never count against a sender: `specs/assigned.md`."""
 
+AUDIT_CODES: Final = frozenset(
+    {
+        Code.FINISH,
+        Code.LOGPROB_MISMATCH,
+        Code.SAMPLING_MISMATCH,
+        Code.DRIFT,
+        Code.WRONG_CHECKPOINT,
+    }
+)
+"""What only an audit finds, steps 10 to 13 of a verification: a key's groups without one are in doubt then.
+[VER-13]"""
+
 _AT_ONCE: Final = frozenset({Code.DRIFT, Code.WRONG_CHECKPOINT})
 """What many groups together have proven: no score has to grow first."""
 

@@ -173,11 +173,6 @@ class Verifier:
             return Measured(recomputed, figures, error)
         return Measured(recomputed, figures, None)
 
-    def check_sampling(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[RemoteError | None]:
-        """For each group None, or why it is refused; all are of the checkpoint that `policy` is."""
-        found = self.recompute(policy, groups)
-        return [self.measure(group, one).error for group, one in zip(groups, found, strict=True)]
-
 
 def _task(environment: Environment, seed: bytes, level: int) -> Task:
     """Somebody else's code: whatever it raises refuses the group, and nothing more."""
@@ -231,15 +226,15 @@ def check_repetition(sampled: NDArray[np.int64], stop: Sequence[int]) -> None:
     """RemoteError(REPETITION) where the last tokens of a trajectory [N], a stop token at the end apart, are
     one short piece again and again, and half of them or more. [VER-9]"""
     said = sampled[:-1] if len(sampled) and sampled[-1] in stop else sampled
-    found = [(_repeated(said, period), -period) for period in range(1, min(MAX_PERIOD, len(said) - 1) + 1)]
-    repeated, period = max(found, default=(0, 0))
-    if repeated >= MAX_REPEATED and 2 * repeated >= len(said):
-        raise RemoteError(
-            Code.REPETITION,
-            f"A trajectory ends in {repeated} tokens that repeat every {-period}.",
-            measured=repeated,
-            threshold=MAX_REPEATED,
-        )
+    for period in range(1, min(MAX_PERIOD, len(said) - 1) + 1):
+        repeated = _repeated(said, period)
+        if repeated >= MAX_REPEATED and 2 * repeated >= len(said):
+            raise RemoteError(
+                Code.REPETITION,
+                f"A trajectory ends in {repeated} tokens that repeat every {period}.",
+                measured=repeated,
+                threshold=MAX_REPEATED,
+            )
 
 
 def _repeated(tokens: NDArray[np.int64], period: int) -> int:

@@ -44,9 +44,19 @@ class Bench:
     def check(self, candidate: Candidate) -> CheckedGroup:
         return self.verifier.check(candidate, self.settings)
 
+    def errors(
+        self,
+        groups: list[CheckedGroup],
+        policy: Policy | None = None,
+        verifier: Verifier | None = None,
+    ) -> list[RemoteError | None]:
+        """For each group None, or why it is refused, by one prefill."""
+        used = verifier or self.verifier
+        found = used.recompute(policy or self.policy, groups)
+        return [used.measure(group, one).error for group, one in zip(groups, found, strict=True)]
+
     def judged(self, candidates: list[Candidate], verifier: Verifier | None = None) -> list[Code | None]:
-        groups = [self.check(candidate) for candidate in candidates]
-        outcomes = (verifier or self.verifier).check_sampling(self.policy, groups)
+        outcomes = self.errors([self.check(one) for one in candidates], verifier=verifier)
         return [None if outcome is None else outcome.code for outcome in outcomes]
 
 
@@ -159,7 +169,7 @@ def test_a_verdict_does_not_depend_on_the_company(bench: Bench) -> None:
 
 def test_measure_and_threshold_are_told(bench: Bench) -> None:
     bad = edited(bench.candidates[0], lambda group: shifted(group, 0.25))
-    (error,) = bench.verifier.check_sampling(bench.policy, [bench.check(bad)])
+    (error,) = bench.errors([bench.check(bad)])
     assert error is not None
     assert 0.25 < error.measured < 2.5  # as many tokens as there are, but sure ones count a tenth
     assert error.threshold >= bench.folder.manifest.thresholds.logprobs.limit
@@ -199,7 +209,7 @@ def test_another_temperature_than_the_runs_is_seen_in_the_logprobs(bench: Bench)
 def test_other_weights_are_seen(bench: Bench, other_weights: Any) -> None:
     policy = Policy.load(other_weights, "float32")
     groups = [bench.check(candidate) for candidate in bench.candidates]
-    outcomes = bench.verifier.check_sampling(policy, groups)
+    outcomes = bench.errors(groups, policy)
     assert {outcome and outcome.code for outcome in outcomes} == {Code.LOGPROB_MISMATCH}
 
 
@@ -209,7 +219,7 @@ def test_weights_that_are_broken_refuse_and_do_not_pass(bench: Bench) -> None:
     broken = [one.logprobs * np.float32("nan") for one in nan.trajectories]
     for one, values in zip(nan.trajectories, broken, strict=True):
         one.logprobs[:] = values
-    (outcome,) = bench.verifier.check_sampling(bench.policy, [nan])
+    (outcome,) = bench.errors([nan])
     assert outcome is not None
     assert outcome.code == Code.LOGPROB_MISMATCH
 
@@ -274,7 +284,7 @@ def test_every_stop_token_has_to_be_likely_enough() -> None:
 
 
 def test_no_groups_are_no_work(bench: Bench) -> None:
-    assert bench.verifier.check_sampling(bench.policy, []) == []
+    assert bench.errors([]) == []
 
 
 def hang(seconds: float) -> None:
