@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -111,6 +111,30 @@ class _Message:
     body: Receipts
 
 
+@dataclass(slots=True)
+class _Told:
+    """What receipts messages say of one key. The messages are not kept: anybody may make a file, and of one
+    of 300 KB they take 1.5 GB."""
+
+    ids: set[bytes] = field(default_factory=set)
+    times: list[float] = field(default_factory=list)
+    """Unix seconds."""
+    verdicts: dict[bytes, str] = field(default_factory=dict)
+    """Rollout -> code, empty where accepted; the first one counts."""
+
+    def take(self, message: _Message, key: bytes) -> None:
+        """One more. Raises ProofError where it was there before."""
+        if message.envelope.id in self.ids:
+            raise ProofError("it holds a receipts message twice.")
+        self.ids.add(message.envelope.id)
+        self.times.append(message.envelope.head.ts / 1000)
+        for receipt in message.body.items:
+            if receipt.peer == key:
+                self.verdicts.setdefault(
+                    receipt.rollout, "" if receipt.verdict == "accepted" else receipt.code
+                )
+
+
 def pack(
     identity: Identity, run: bytes, standing: bytes | None, messages: Sequence[bytes], made: int
 ) -> bytes:
@@ -147,12 +171,13 @@ def open_proofs(data: bytes) -> Proof:
     if signed.standing is not None:
         with _naming("its standing does not hold"):
             statement = _statement(_receipts(signed.standing, run, manifest), signed.key)
-    messages: list[_Message] = []
-    for number, message in enumerate(signed.receipts, 1):
+    told = _Told()
+    for number, data in enumerate(signed.receipts, 1):
         with _naming(f"its receipts message {number} does not hold"):
-            messages.append(_receipts(message, run, manifest))
-            _about(messages[-1], signed.key)
-    return _proof(signed, run, manifest, statement, messages)
+            message = _receipts(data, run, manifest)
+            _about(message, signed.key)
+        told.take(message, signed.key)
+    return _proof(signed, run, manifest, statement, told)
 
 
 def _statement(message: _Message, key: bytes) -> Statement:
@@ -179,18 +204,10 @@ def _proof(
     run: bytes,
     manifest: RunManifest,
     statement: Statement | None,
-    messages: Sequence[_Message],
+    told: _Told,
 ) -> Proof:
-    if len({message.envelope.id for message in messages}) != len(messages):
-        raise ProofError("it holds a receipts message twice.")
-    verdicts: dict[bytes, str] = {}
-    for message in messages:
-        for receipt in message.body.items:
-            if receipt.peer == signed.key:
-                verdicts.setdefault(receipt.rollout, "" if receipt.verdict == "accepted" else receipt.code)
-    accepted = sum(not code for code in verdicts.values())
-    refused = Counter(code for code in verdicts.values() if code)
-    times = [message.envelope.head.ts / 1000 for message in messages]
+    accepted = sum(not code for code in told.verdicts.values())
+    refused = Counter(code for code in told.verdicts.values() if code)
     return Proof(
         run=run.hex(),
         name=manifest.name,
@@ -198,11 +215,11 @@ def _proof(
         peer_id=peer_id(signed.key),
         made=signed.made / 1000,
         statement=statement,
-        messages=len(messages),
+        messages=len(told.ids),
         accepted=accepted,
         refused=dict(refused.most_common()),
-        first=min(times, default=None),
-        last=max(times, default=None),
+        first=min(told.times, default=None),
+        last=max(told.times, default=None),
     )
 
 

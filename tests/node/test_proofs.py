@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,19 @@ def test_a_message_counts_once(whole: bytes, base_run: RunFolder, root: Identity
     once = message(base_run, root, [receipt(1)])
     with pytest.raises(ProofError, match="twice"):
         open_proofs(resigned(whole, receipts=[once, once]))
+
+
+def test_a_small_file_of_large_messages_takes_the_memory_of_one_of_them(
+    whole: bytes, base_run: RunFolder, root: Identity
+) -> None:
+    items = [receipt(1), *[receipt(2, "stale", peer=OTHER)] * 600]
+    file = resigned(whole, receipts=[message(base_run, root, items, seq=number) for number in range(1, 41)])
+    tracemalloc.start()
+    try:
+        assert open_proofs(file).messages == 40
+        assert tracemalloc.get_traced_memory()[1] < 3 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("changes", [{"v": 2}, {"extra": 1}, {"made": -1}, {"receipts": [b""] * 513}])
