@@ -7,7 +7,6 @@ and come from a fixed set of places in the code, never from the wire, so the tab
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SKIPPED = "publish-skipped-slow-peer"
@@ -74,15 +73,3 @@ class NetworkStats:
             "connections-refused": self.connections_refused,
         }
         return {name: count for name, count in (dropped | dict(self.faults)).items() if count}
-
-    def snapshot(self) -> Mapping[str, object]:
-        """A plain copy for JSON."""
-        return {
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "connections_refused": self.connections_refused,
-            "publish_skipped_slow_peer": self.publish_skipped_slow_peer,
-            "control_dropped": self.control_dropped,
-            "faults": dict(self.faults),
-            "topics": {name: vars(counters).copy() for name, counters in self.topics.items()},
-        }

@@ -80,14 +80,6 @@ def save_private(
     _write_whole(folder, write, durable)
 
 
-def load_weights(policy: Policy, folder: Path) -> None:
-    """Overwrites the policy's weights with those of a checkpoint folder of the same model.
-
-    Raises CheckpointError for a damaged file and TensorError for another model's.
-    """
-    policy.load_tensors(read_tensors(folder / WEIGHTS_FILE))
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file. Raises CheckpointError if it is damaged."""
     from safetensors import SafetensorError

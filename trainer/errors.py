@@ -3,7 +3,6 @@
 NousError
 └── TrainerError
     ├── ModelError          a model folder that cannot be used
-    │   └── ModelTooLargeError  it would not fit this machine
     ├── TensorError         tensors that do not belong to this model: names, shapes, dtypes
     ├── LogitsError         the model computed NaN or infinity
     ├── RequestError        a generation or prefill request outside the model's limits
@@ -23,10 +22,6 @@ class TrainerError(NousError):
 
 class ModelError(TrainerError):
     """A model folder that cannot be used."""
-
-
-class ModelTooLargeError(ModelError):
-    """The model needs more memory than this machine may give it."""
 
 
 class TensorError(TrainerError):

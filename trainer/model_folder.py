@@ -12,7 +12,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from .errors import ModelError, ModelTooLargeError
+from .errors import ModelError
 from .tokenizer import TOKENIZER_FILE
 
 CONFIG_FILE = "config.json"
@@ -27,9 +27,6 @@ MAX_CONFIG_BYTES = 1 << 20
 # Bytes an element, by the names safetensors uses; other dtypes (packed, quantized) cannot be trained on.
 DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
-# Beyond the weights: interpreter, torch and activations of a small batch take about this much.
-RUNTIME_BYTES = 600 << 20
-
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -42,10 +39,6 @@ class ModelFacts:
     dtype: str
     vocab_size: int
     context: int
-
-    def memory_bytes(self, element_bytes: int) -> int:
-        """What running this model takes with weights of `element_bytes` each, roughly, in bytes."""
-        return self.parameters * element_bytes + RUNTIME_BYTES
 
 
 def model_facts(folder: Path) -> ModelFacts:
@@ -76,17 +69,6 @@ def model_facts(folder: Path) -> ModelFacts:
         vocab_size=vocab,
         context=context,
     )
-
-
-def check_fits(facts: ModelFacts, element_bytes: int, available_bytes: int) -> None:
-    """Raises ModelTooLargeError, with both figures, if the model needs more than `available_bytes`."""
-    needed = facts.memory_bytes(element_bytes)
-    if needed > available_bytes:
-        raise ModelTooLargeError(
-            f"The model has {facts.parameters / 1e6:.0f} M parameters and needs about "
-            f"{needed / 2**30:.1f} GiB, but {available_bytes / 2**30:.1f} GiB may be used here; "
-            "raise the memory limit or take part in a run with a smaller model."
-        )
 
 
 def check_folder(folder: Path) -> None:

@@ -338,11 +338,3 @@ async def test_one_stuck_peer_does_not_hold_the_others(monkeypatch) -> None:
             numbers = [int.from_bytes((await inbox.receive())[0][:4], "big") for _ in range(total)]
         assert numbers == list(range(total))
         assert publisher.stats.publish_skipped_slow_peer > 0
-
-
-async def test_the_snapshot_is_plain_data() -> None:
-    import json
-
-    async with nodes(1) as (node,):
-        node.subscribe(TOPIC, accept, capacity=1)
-        assert json.loads(json.dumps(node.stats.snapshot()))["topics"][TOPIC]["accepted"] == 0

@@ -14,7 +14,6 @@ from nous_node.trainer import checkpoint as checkpoint_module
 from nous_node.trainer.checkpoint import (
     check_files,
     file_hashes,
-    load_weights,
     read_tensors,
     save_checkpoint,
     save_private,
@@ -120,14 +119,14 @@ def test_a_file_cut_short_is_damaged(policy, tmp_path, cut):
     path = tmp_path / "v1" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(CheckpointError, match="damaged"):
-        load_weights(policy, tmp_path / "v1")
+        read_tensors(tmp_path / "v1" / "model.safetensors")
     with pytest.raises(CheckpointError, match="damaged"):
         tensor_hashes(path)
 
 
 def test_weights_of_another_model_are_refused(small_folder, policy):
     with pytest.raises(TensorError):
-        load_weights(policy, small_folder)
+        policy.load_tensors(read_tensors(small_folder / "model.safetensors"))
 
 
 def train(policy: Policy, optimizer: Optimizer, steps: int) -> None:

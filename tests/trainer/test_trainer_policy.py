@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nous_node.trainer.errors import ModelError, ModelTooLargeError, RequestError, TensorError
-from nous_node.trainer.model_folder import check_fits, model_facts
+from nous_node.trainer.errors import ModelError, RequestError, TensorError
+from nous_node.trainer.model_folder import model_facts
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
 from nous_node.trainer.warmstart import warm_start, write_folder
 
@@ -69,12 +69,6 @@ def test_facts_need_no_torch():
         f"model_facts(Path({str(DEFAULT_FOLDER)!r})); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_a_model_too_large_is_refused_with_both_figures():
-    with pytest.raises(ModelTooLargeError, match=r"0\.6 GiB, but 0\.1 GiB"):
-        check_fits(model_facts(DEFAULT_FOLDER), 4, 100 << 20)
-    check_fits(model_facts(DEFAULT_FOLDER), 4, 1 << 30)
 
 
 @pytest.mark.parametrize(
