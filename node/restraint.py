@@ -1,5 +1,6 @@
 """Whether a trainer takes groups of our key now: quarantine with its end, or a ban. [RCP-7]
 
+How long a quarantine still lasts is the difference of two times of the trainer's clock: ours may be wrong.
 Standings and receipts say so; what was said last is also in the outbox, so that a restart forgets nothing.
 """
 
@@ -62,7 +63,7 @@ class Restraint:
             case "banned":
                 self._hold(FOR_EVER)
             case "quarantine":
-                self._hold(standing.until)
+                self._hold(self._clock() + standing.until - ts)
             case _:
                 self._hold(0)
 
@@ -74,7 +75,8 @@ class Restraint:
             case Code.BANNED:
                 until = FOR_EVER
             case Code.QUARANTINED if receipt.threshold is not None:
-                until = receipt.threshold
+                said = ts if receipt.measured is None else receipt.measured
+                until = self._clock() + receipt.threshold - said
             case _:
                 return
         self._said = ts

@@ -88,6 +88,24 @@ async def test_a_receipt_alone_holds_the_volunteer_back(outbox: Outbox, autojump
     assert not watched.restraint.holds
 
 
+@pytest.mark.parametrize("how", ["standing", "receipt"])
+@pytest.mark.parametrize("ahead", [120_000, -20_000])
+async def test_a_quarantine_lasts_as_long_whatever_our_clock_says(
+    ahead: int, how: str, outbox: Outbox, autojump_clock: object
+) -> None:
+    watched = Watched(outbox)
+    theirs = watched.now() - ahead
+    if how == "standing":
+        watched.restraint.note_standing(standing("quarantine", theirs + 60_000), theirs, b"proof")
+    else:
+        end = float(theirs + 60_000)
+        receipt = Receipt(bytes(32), ME.key, "refused", "quarantined", float(theirs), end, 0)
+        watched.restraint.note_receipt(receipt, theirs)
+    before = watched.now()
+    await watched.restraint.lifted()
+    assert watched.now() - before == 60_000
+
+
 async def test_a_later_word_lifts_a_quarantine_and_an_older_one_does_not(
     outbox: Outbox, autojump_clock: object
 ) -> None:
