@@ -247,3 +247,11 @@ def liars(arena: Arena) -> Iterator[Forger]:
 def liar(liars: Iterator[Forger]) -> Forger:
     """One for this test: who cheats is soon in quarantine."""
     return next(liars)
+
+
+@pytest.fixture(scope="session")
+def court(make_arena: Callable[..., Any]) -> Iterator[Arena]:
+    """A trainer that never comes to an update, audits half of what trusted keys send, and whose versions are
+    soon stale."""
+    with make_arena({"groups": 1000, "audit": 0.5}, rules={"staleness": 1}) as arena:
+        yield arena

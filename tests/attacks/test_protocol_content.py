@@ -108,6 +108,7 @@ def test_log_probs_are_checked_where_the_draw_is_not(garden: Any) -> None:
     refused(garden, "fabulist", engine, Code.LOGPROB_MISMATCH)
 
 
+@pytest.mark.slow
 @pytest.mark.attack("forged end of sequence", "finish")
 def test_end_that_nobody_would_sample_is_refused(make_arena: Any) -> None:
     """Where the draw is not checked, an end has to be likely enough that somebody could have drawn it."""

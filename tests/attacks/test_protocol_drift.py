@@ -70,6 +70,7 @@ def brook(make_arena: Any) -> Iterator[Any]:
         yield arena
 
 
+@pytest.mark.slow
 @pytest.mark.attack("previous checkpoint that hardly differs", "wrong-checkpoint")
 def test_who_stays_a_version_behind_is_found_even_where_versions_hardly_differ(brook: Any) -> None:
     """What it reports is within the limits, and explained better by the version before."""

@@ -19,6 +19,8 @@ from nous_node.protocol.tasks import assign, task_seed
 from .cheats import Completions, Requests
 from .edits import tokens_with
 
+pytestmark = pytest.mark.slow
+
 NAIVE = "naive-{}"
 RAISES, KILLS = 1, 2
 """Bytes that the scorers fail over."""
@@ -152,7 +154,6 @@ def test_scorer_that_raises_refuses_its_group_only(fair: Any) -> None:
     accepts_honest(fair, "after the quiz")
 
 
-@pytest.mark.slow
 @pytest.mark.attack("answer that kills the learner", "environment-failed")
 def test_group_over_which_the_learner_dies_is_refused_and_others_go_on(fair: Any) -> None:
     """It dies twice: the first time others may have been in its batch."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -19,13 +18,6 @@ FAULTS = 4
 
 PATIENCE = 80
 """Groups of a trusted key that cheats, of which half are audited."""
-
-
-@pytest.fixture(scope="module")
-def court(make_arena: Any) -> Iterator[Any]:
-    """A trainer that never comes to an update, and audits half of what trusted keys send."""
-    with make_arena({"groups": 1000, "audit": 0.5}) as arena:
-        yield arena
 
 
 @pytest.fixture(scope="module")
@@ -56,24 +48,20 @@ def test_key_in_quarantine_is_told_its_end_and_not_taken(court: Any, convict: An
 
 
 @pytest.mark.attack("key that comes back to wash its score", "quarantined")
+@pytest.mark.attack("banned key that goes on", "banned")
 def test_neither_reconnecting_nor_greeting_nor_a_restart_washes_a_score(court: Any, convict: Any) -> None:
-    """Each message comes from a node that nobody has seen before."""
+    """Each message comes from a node that nobody has seen before. The other key was banned meanwhile."""
+    exile = court.known("exile")
     court.send(convict.hello(), convict.topic)
     turned_away(court, convict, Code.QUARANTINED)
     court.stop()
+    with closing(sqlite3.connect(court.folder.journal)) as connection, connection:
+        query = "UPDATE keys SET state = 'banned' WHERE key = ?"
+        connection.execute(query, (exile.identity.key,))
     court.start()
     turned_away(court, convict, Code.QUARANTINED)
     assert court.standing(convict) == "quarantine"
-
-
-@pytest.mark.attack("banned key that goes on", "banned")
-def test_banned_key_stays_banned(court: Any, convict: Any) -> None:
-    court.stop()
-    with closing(sqlite3.connect(court.folder.journal)) as connection, connection:
-        query = "UPDATE keys SET state = 'banned' WHERE key = ?"
-        connection.execute(query, (convict.identity.key,))
-    court.start()
-    turned_away(court, convict, Code.BANNED)
+    turned_away(court, exile, Code.BANNED)
 
 
 def turned_away(court: Any, convict: Any, code: Code) -> Any:

@@ -22,6 +22,7 @@ def market(make_arena: Any) -> Iterator[Any]:
         yield arena
 
 
+@pytest.mark.slow
 @pytest.mark.attack("fresh keys beyond their share of an update", "")
 def test_updates_hold_a_quarter_of_strangers_at_most(market: Any) -> None:
     """All of theirs are honest and accepted: they only wait."""
