@@ -190,6 +190,13 @@ def _print(made: Calibration, sights: Sights, file: Path, options: CalibrateOpti
         spread = "" if deviation is None else f"{deviation:.1e}"
         print(f"{name:28}{honest:10.1e}{spread:>11}{limit:10.1e}")
     print(f"\nAt most {limits.false_refusals:.2%} of honest groups are refused (95 %). Written to {file}.")
-    model = "" if options.model is None else f" --model {shlex.quote(str(options.model))}"
-    dtype = "" if options.dtype is None else f" --dtype {options.dtype}"
-    print(f"Make a run with it: nous-node init NAME{model}{dtype}{home_hint(options.home)}")
+    print(f"Make a run with it: nous-node init NAME{_flags(options)}{home_hint(options.home)}")
+
+
+def _flags(options: CalibrateOptions) -> str:
+    """What `init` has to be told for the run that was measured."""
+    told = [] if options.model is None else ["--model", str(options.model)]
+    told += [part for env in options.env for part in ("--env", env)]
+    told += [] if options.dtype is None else ["--dtype", options.dtype]
+    told += [] if options.max_tokens is None else ["--max-tokens", str(options.max_tokens)]
+    return "".join(f" {shlex.quote(part)}" for part in told)

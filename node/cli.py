@@ -126,6 +126,12 @@ def init(
         int | None, typer.Option(metavar="N", help="Sampled tokens of one trajectory, at most.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(metavar="T", help="Default: 1.0.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="float32 or bfloat16: what volunteers compute in. Default: the model's."
+        ),
+    ] = None,
     staleness: Annotated[
         int | None, typer.Option(metavar="N", help="Versions that a rollout may be behind. Default: 4.")
     ] = None,
@@ -143,6 +149,7 @@ def init(
         "group": group,
         "max_tokens": max_tokens,
         "temperature": temperature,
+        "dtype": dtype,
         "staleness": staleness,
         "uncalibrated": uncalibrated or None,
     }

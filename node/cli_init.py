@@ -20,6 +20,7 @@ ALLOWED = {
     "group": "a whole number from 2 to 1,024",
     "max_tokens": "a whole number from 1 on",
     "temperature": "a number above 0, 10 at most",
+    "dtype": "float32 or bfloat16",
     "staleness": "a whole number from 0 to 8",
 }
 """The rules of `RunPlan` in words, for the flags."""

@@ -9,6 +9,8 @@ manifest is written last: a folder without it holds no run, and `init` may be re
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +34,7 @@ from nous_node.protocol.runs import (
 from nous_node.trainer.model_folder import CONFIG_FILE, model_facts, read_config, weight_files
 
 from .calibration import find_thresholds
-from .home import disk_errors
+from .home import default_home, disk_errors
 from .learning import learning_text
 from .plan import (
     DEFAULT_GROUPS_PER_SECOND,
@@ -142,10 +144,18 @@ def plan_thresholds(plan: RunPlan, base: BaseModel, weights: bytes, home: Path) 
     if not plan.uncalibrated:
         raise LocalError(
             f"The verification thresholds were not calibrated for {base.source} in {base.dtype}: run "
-            f"`nous-node calibrate {base.source} --dtype {base.dtype}` first, or add --uncalibrated to start "
-            "with loose ones."
+            f"`{_calibrate_command(plan, base, home)}` first, or add --uncalibrated to start with loose ones."
         )
     return LOOSE_FP32 if base.dtype == "float32" else LOOSE_BF16
+
+
+def _calibrate_command(plan: RunPlan, base: BaseModel, home: Path) -> str:
+    """What measures the run that was wanted, and leaves it where `init` finds it."""
+    told = ["nous-node", "calibrate", str(base.source), "--dtype", base.dtype]
+    told += [part for name in plan.environments for part in ("--env", name)]
+    told += [] if plan.max_tokens is None else ["--max-tokens", str(plan.max_tokens)]
+    told += [] if home == default_home(os.environ) else ["--home", str(home)]
+    return shlex.join(told)
 
 
 def base_tensors(folder: Path) -> dict[str, bytes]:

@@ -102,6 +102,8 @@ def chosen(home: Path, run: str | None, hint: str = "") -> RunFolder:
     """The run of that name, else the only one. `hint`: what a proposed command ends with."""
     if run is not None:
         check_name(run)
+        if not (home / "runs" / run).is_dir():
+            raise LocalError(f"There is no run in {home / 'runs' / run}; `nous-node status{hint}` names all.")
         return RunFolder.open(home / "runs" / run)
     names = sorted(folder.parent.name for folder in home.glob("runs/*/run.envelope"))
     if not names:

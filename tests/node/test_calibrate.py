@@ -169,3 +169,11 @@ def test_options_that_make_no_sense_are_said_so(tmp_path: Path) -> None:
         run_calibrate(CalibrateOptions(None, [], "int8", 64, None, None, tmp_path, True))
     with pytest.raises(LocalError, match="do not fit"):
         run_calibrate(CalibrateOptions(None, [], None, 64, 100_000, None, tmp_path, True))
+
+
+def test_the_run_that_was_measured_is_the_one_that_is_proposed() -> None:
+    model = Path("my models/tea")
+    options = CalibrateOptions(model, ["sort-digits=2"], "bfloat16", 64, 32, None, None, False)
+    told = calibrate._flags(options)
+    assert told == " --model 'my models/tea' --env sort-digits=2 --dtype bfloat16 --max-tokens 32"
+    assert calibrate._flags(CalibrateOptions(None, [], None, 64, None, None, None, False)) == ""

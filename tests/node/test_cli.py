@@ -26,7 +26,8 @@ from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import Invite
 from nous_node.trainer.errors import CheckpointError, ModelError
 
-COMMANDS = ["init", "train", "join", "relay", "demo", "status", "doctor", "identity"]
+COMMANDS = ["init", "train", "join", "relay", "demo", "status", "doctor", "calibrate", "peers", "audit"]
+GROUPS = ["identity", "receipts"]
 
 
 def run(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
@@ -38,7 +39,9 @@ def run(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
     return code if isinstance(code, int) else 0
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS + GROUPS)]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import sys\nfrom nous_node.node.cli import app\n"
@@ -57,7 +60,7 @@ def test_every_command_documents_the_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    for arguments in (["--help"], *([name, "--help"] for name in COMMANDS[:-1])):
+    for arguments in (["--help"], *([name, "--help"] for name in COMMANDS)):
         assert run(arguments, monkeypatch) == 0
         text = " ".join(capsys.readouterr().out.split())
         for code in Exit:
@@ -101,6 +104,11 @@ def test_wrong_flags_are_input_errors(arguments: list[str], monkeypatch: pytest.
         (["init", "a", "--max-tokens", "0"], "--max-tokens cannot be 0"),
         (["init", "a", "--temperature", "11"], "--temperature cannot be 11.0"),
         (["init", "a", "--staleness", "9"], "--staleness cannot be 9"),
+        (["init", "a", "--dtype", "int8"], "--dtype cannot be int8: it takes float32 or bfloat16."),
+        (["calibrate", "--dtype", "int8"], "--dtype is float32 or bfloat16"),
+        (["peers"], "No run is trained in"),
+        (["peers", "missing"], "`nous-node status --home "),
+        (["receipts", "export", "proof"], "takes part in no run"),
         (["identity", "import", "/nowhere/key.pem"], "/nowhere/key.pem cannot be read (No such file"),
         (["identity", "export", "/nowhere/key.pem"], "written to /nowhere/key.pem (No such file"),
         (["identity", "export", "/dev", "--force"], "written to /dev ("),

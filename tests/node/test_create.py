@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -127,8 +128,10 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 def test_other_model_needs_a_word_about_its_thresholds(tmp_path: Path) -> None:
     plan = model_without(tmp_path / "model")
-    with pytest.raises(LocalError, match="add --uncalibrated"):
-        create_run(tmp_path / "a", "a", ROOT, msgspec.structs.replace(plan, uncalibrated=False), NOW)
+    home, strict = tmp_path / "home", msgspec.structs.replace(plan, uncalibrated=False, max_tokens=32)
+    step = f"model --dtype bfloat16 --env sort-digits --max-tokens 32 --home {home}` first, or add --uncal"
+    with pytest.raises(LocalError, match=re.escape(step)):
+        create_run(home / "runs" / "a", "a", ROOT, strict, NOW)
     manifest = create_run(tmp_path / "b", "b", ROOT, plan, NOW).manifest
     assert manifest.thresholds == LOOSE_BF16
     assert (manifest.model.dtype, manifest.sampling.logprobs) == ("bfloat16", "f16")
