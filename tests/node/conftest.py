@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -150,3 +151,43 @@ class Volunteers:
 @pytest.fixture(scope="session")
 def volunteers(worked: Callable[..., list[Any]]) -> Volunteers:
     return Volunteers(worked)
+
+
+@pytest.fixture(scope="session")
+def recorded(
+    tmp_path_factory: pytest.TempPathFactory,
+    base_run: RunFolder,
+    other_weights: Path,
+    worked: Callable[..., list[Any]],
+) -> Any:
+    """A `records.Record`, to be copied."""
+    from .records import Recorder
+
+    path = shutil.copytree(base_run.path, tmp_path_factory.mktemp("recorded") / "run")
+    shutil.copytree(other_weights, path / "checkpoints" / "000001")
+    return Recorder(path, ROOT, worked).make()
+
+
+@pytest.fixture
+def record(recorded: Any, tmp_path: Path) -> Any:
+    """A `records.Record` of one's own."""
+    from .records import Record
+
+    path = shutil.copytree(recorded.path, tmp_path / "run")
+    return Record(RunFolder.open(path), recorded.envelopes, recorded.receipts)
+
+
+@pytest.fixture
+def audited(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs an audit; its exit code, its groups, its last line, and what else it said."""
+    from nous_node.node.audit import run_audit
+
+    def run(path: Path, checkpoint: Path | None = None, manifest: Path | None = None) -> Any:
+        code = run_audit(path, checkpoint, manifest, json=True)
+        events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        groups = [event for event in events if event["event"] == "group"]
+        notes = [event["text"] for event in events if event["event"] == "note"]
+        assert events[-1]["event"] == "audit"
+        return code, groups, events[-1], notes
+
+    return run
