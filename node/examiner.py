@@ -144,9 +144,11 @@ class Examiner:
         candidate = group.candidate
         drift: Drift | None = None
         try:
+            copied = None if candidate.accepted else self._copied(group)
             if not candidate.accepted:
-                self._copies.check(group.owner, [(one.sampled, one.logprobs) for one in group.trajectories])
                 self._verifier.check_sampled(group)
+            if copied is not None:
+                self._check_drawn(group, prefills, copied)
             if prefills is not None:
                 drift = self._audited(group, prefills)
                 drift.check(self._verifier.manifest.thresholds)
@@ -160,6 +162,27 @@ class Examiner:
         examined.accepted.append(group)
         receipt = accepted(candidate.id, candidate.key, group.credit)
         return Judged(receipt, reward=float(np.mean(group.rewards)), drift=drift)
+
+    def _copied(self, group: CheckedGroup) -> RemoteError | None:
+        """What speaks for a copy. Raises it where nothing else can tell who copied whom. [VER-7]"""
+        try:
+            self._copies.check(group.owner, [(one.sampled, one.logprobs) for one in group.trajectories])
+        except RemoteError as error:
+            if self._verifier.manifest.sampling.mode == "free":
+                raise
+            return error
+        return None
+
+    def _check_drawn(self, group: CheckedGroup, prefills: _Prefills | None, copied: RemoteError) -> None:
+        """Raises `copied` unless the seeded draw gives these very tokens: then the group that came before is
+        the copy, of somebody who heard this one and was faster."""
+        version = group.candidate.version
+        if prefills is None:
+            (recomputed,) = self._verifier.recompute(self.versions.policy(version), [group])
+        else:
+            recomputed = prefills.of[version]
+        if self._verifier.measure(group, recomputed).error is not None:
+            raise copied
 
     def _audited(self, group: CheckedGroup, prefills: _Prefills) -> Drift:
         """The key's sums with this group. RemoteError where the group itself fails."""

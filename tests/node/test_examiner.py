@@ -13,6 +13,7 @@ import pytest
 from nous_node.envs.environment import PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.envs.replay import replay
+from nous_node.node import copies
 from nous_node.node.examiner import Examined, Examiner, compares_versions
 from nous_node.node.learner_messages import Candidate
 from nous_node.node.runfolder import RunFolder
@@ -159,6 +160,19 @@ def test_copies_are_found_without_an_audit(bench: Bench) -> None:
     copy = changed(bench.copied(bench.bob[0], bench.alice[0]), audit=False)
     examined = bench.examiner().verify([changed(bench.alice[0], audit=False), copy])
     assert codes(examined) == ["accepted", Code.COPIED]
+
+
+@pytest.mark.parametrize("audit", [True, False])
+def test_who_was_copied_by_somebody_faster_is_accepted_where_the_draw_shows_it(
+    audit: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a trusted key is not audited; answers of the embedded default are short."""
+    monkeypatch.setattr(copies, "MAX_SURPRISAL", 5.0)
+    copy = changed(bench.copied(bench.bob[0], bench.alice[0]), audit=False, state="active")
+    examined = bench.examiner().verify([copy, changed(bench.alice[0], audit=audit)])
+    assert codes(examined) == ["accepted", "accepted"]
+    again = changed(bench.copied(bench.bob[1], bench.alice[0]), audit=audit)
+    assert codes(bench.examiner().verify([bench.alice[0], again])) == ["accepted", Code.COPIED]
 
 
 def test_groups_accepted_before_are_known_and_never_copies_themselves(bench: Bench) -> None:
