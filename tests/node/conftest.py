@@ -191,3 +191,13 @@ def audited(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
         return code, groups, events[-1], notes
 
     return run
+
+
+@pytest.fixture
+def school(make_folder: Callable[..., RunFolder], root: Identity) -> Any:
+    """A `school.School`."""
+    from .school import UPDATE, School
+
+    school = School(make_folder(groups=UPDATE), root)
+    yield school
+    school.journal.__exit__()
