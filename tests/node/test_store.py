@@ -113,21 +113,6 @@ def test_holes_are_the_counters_that_were_skipped(journal: Journal) -> None:
     assert (caught.value.code, caught.value.threshold) == (Code.COUNTER_REUSED, 4)
 
 
-def test_a_key_counts_for_versions_after_it_was_heard_of(journal: Journal) -> None:
-    carol = b"C" * 32
-    assert codes(journal.add_many([group(0, carol)])) == [Code.KEY_TOO_NEW]
-    assert journal.hear(carol, "test/1", NOW, 1)
-    assert not journal.hear(carol, "test/2", NOW + 5, 7)
-    assert journal.newcomers(1) == 1
-    assert journal.newcomers(2) == 0
-    errors = journal.add_many([group(1, carol, version=1), group(1, carol, version=2, checkpoint=OLD)])
-    assert codes(errors) == [Code.KEY_TOO_NEW, None]
-    record = journal.key(carol)
-    assert record is not None
-    assert (record.heard_ms, record.heard_version, record.seen_ms) == (NOW, 1, NOW + 5)
-    assert (record.agent, record.refused) == ("test/2", 1)  # the group before its greeting is nobody's
-
-
 def test_verdicts_become_receipts_that_wait_to_be_sent(journal: Journal) -> None:
     groups = [group(counter) for counter in range(3)]
     journal.add_many(groups)
@@ -319,28 +304,6 @@ def test_envelopes_for_audits_have_a_limit_in_bytes(
     journal.trim()
     assert count("SELECT count(*) FROM envelopes") == 3
     assert [one.id for one in journal.unused()] == [groups[5].id]
-
-
-def test_greetings_are_noted_together(journal: Journal) -> None:
-    new = bytes([7]) * 32
-    assert journal.hear_many({ALICE: "test/2", new: "test/1"}, NOW + 9, 3) == 1
-    known, record = journal.key(ALICE), journal.key(new)
-    assert known is not None
-    assert record is not None
-    assert (known.agent, known.heard_version, known.seen_ms) == ("test/2", 0, NOW + 9)
-    assert (record.agent, record.heard_version, record.heard_ms) == ("test/1", 3, NOW + 9)
-
-
-def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal.add(group(0))
-    journal.decide([accepted(group(0).id, ALICE, 1)], NOW)
-    for number in range(5):
-        journal.hear(bytes([number]) * 32, "flood", NOW + number, 0)
-    monkeypatch.setattr(journal_trim, "KEPT_KEYS", 2)
-    journal.trim()
-    assert journal.stats().keys == 2
-    assert journal.key(ALICE) is not None
-    assert journal.key(bytes([4]) * 32) is not None
 
 
 def test_a_full_disk_is_told_and_loses_nothing(journal: Journal) -> None:

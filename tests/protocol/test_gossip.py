@@ -12,7 +12,6 @@ from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import (
-    IGNORED,
     GossipView,
     Judgement,
     Verdict,
@@ -71,7 +70,7 @@ ACCEPTED = (Verdict.ACCEPT, None)
 
 
 def refused(code: Code) -> tuple[Verdict, Code]:
-    return (Verdict.IGNORE if code in IGNORED else Verdict.REJECT), code
+    return (Verdict.IGNORE if code in gossip.IGNORED else Verdict.REJECT), code
 
 
 def test_a_fresh_group_is_accepted_once(world: Any, group: Any, judge: Any) -> None:
@@ -385,7 +384,7 @@ def test_checks_come_in_their_order(world: Any, view: GossipView, hello: bytes, 
 
 
 def test_ignored_codes_are_those_that_depend_on_time_order_or_knowledge() -> None:
-    assert {code.value for code in IGNORED} == {
+    assert {code.value for code in gossip.IGNORED} == {
         "expired",
         "future-dated",
         "duplicate",
