@@ -19,6 +19,7 @@ import vectors_gossip
 import vectors_model
 import vectors_peers
 import vectors_proofs
+import vectors_receipts
 import vectors_rollouts
 import vectors_runs
 import vectors_schema
@@ -61,10 +62,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     ),
     "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_runs.checkpoints),
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
-    "receipts": ("Receipts: chapter 10.", vectors_runs.receipts),
+    "receipts": ("Receipts: chapter 10.", vectors_receipts.receipts),
     "proofs": ("Proof files: chapter 10.", vectors_proofs.proofs),
     "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),
-    "hellos": ("Hellos: chapter 10.", vectors_runs.hellos),
+    "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
 }

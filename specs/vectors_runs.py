@@ -1,4 +1,4 @@
-"""Vectors of chapters 05, 09 and 10: run manifests, invites, checkpoints, receipts, streams."""
+"""Vectors of chapters 03, 04, 05 and 09: streams, shards, run manifests, invites, checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from vectors_world import (
     BASE,
     BEACON,
     BOB,
-    ENGINE,
     FILES,
     MANIFEST,
     ROOT,
@@ -21,6 +20,7 @@ from vectors_world import (
     TRAINER,
     case,
     forged,
+    plain,
     sealed,
 )
 
@@ -33,17 +33,9 @@ from nous_node.protocol.checkpoints import (
 )
 from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Hello, Receipts, accepted
 from nous_node.protocol.runs import Invite, Topics, run_id, shard_of
 
 replace = msgspec.structs.replace
-
-
-def plain(struct: Any) -> dict[str, Any]:
-    """A struct as the map that travels."""
-    value = decode(encode(struct), 1 << 24)
-    assert isinstance(value, dict)
-    return value
 
 
 def runs() -> list[dict[str, Any]]:
@@ -297,73 +289,6 @@ def chunks() -> list[dict[str, Any]]:
         case("a chunk", "CKP-7", "valid", data=[["00", 16_384]], hash=digest),
         case("a flipped bit", "CKP-7", "invalid", data=[["00", 16_383], ["01", 1]], hash=digest, code="hash-mismatch"),
         case("a byte short", "CKP-7", "invalid", data=[["00", 16_383]], hash=digest, code="hash-mismatch"),
-    ]  # fmt: skip
-
-
-def receipts() -> list[dict[str, Any]]:
-    good = Receipts([accepted(bytes(32), ALICE.key, 640)])
-    refusal = [bytes(32), BOB.key, "refused", "sampling-mismatch", 0.25, 1e-5, 0]
-    fine: list[tuple[str, str, Any]] = [
-        ("an accepted group", "RCP-2 RCP-3", plain(good)),
-        ("a refused group with its figures", "RCP-2", {"items": [refusal]}),
-        (
-            "a code that this revision does not know",
-            "RCP-2",
-            {"items": [[*refusal[:3], "too-good", None, None, 0]]},
-        ),
-        (
-            "a key in quarantine: now and its end as figures",
-            "RCP-2",
-            {"items": [[*refusal[:3], "quarantined", 1_750_000_000_000, 1_750_000_060_000, 0]]},
-        ),
-        ("a banned key: no figures", "RCP-2", {"items": [[*refusal[:3], "banned", None, None, 0]]}),
-        ("a further element is ignored", "ENC-10", {"items": [[*refusal, "note"]]}),
-        ("whole numbers as integers where floats stand", "ENC-12", {"items": [[*refusal[:4], 3, 2, 0]]}),
-    ]
-    standing = [ALICE.key, "quarantine", 12, 3, 640, 80, 2, 5, 1_750_000_060_000]
-    fine += [
-        ("no receipt", "RCP-2", {"items": []}),
-        ("keys beside it are ignored", "ENC-10", {"items": [], "standing": [standing]}),
-        ("a standing", "RCP-2", {"items": [], "standings": [standing]}),
-        ("receipts and standings", "RCP-2", {"items": [refusal], "standings": [standing, standing]}),
-    ]
-    bad: list[tuple[str, str, Any]] = [
-        ("a state of its own", "RCP-2", {"items": [], "standings": [[ALICE.key, "king", *standing[2:]]]}),
-        ("a standing without its end", "RCP-2", {"items": [], "standings": [standing[:-1]]}),
-        ("a negative debit", "RCP-2", {"items": [], "standings": [[*standing[:5], -1, *standing[6:]]]}),
-        ("a verdict of its own", "RCP-2", {"items": [[*refusal[:2], "maybe", "", None, None, 0]]}),
-        ("a code with a terminal's escape", "RCP-2", {"items": [[*refusal[:3], "\x1b[2J", None, None, 0]]}),
-        ("a negative credit", "RCP-2", {"items": [[*refusal[:6], -1]]}),
-        ("a peer of 31 bytes", "RCP-2", {"items": [[bytes(32), bytes(31), *refusal[2:]]]}),
-        ("a missing element", "RCP-2", {"items": [refusal[:6]]}),
-        ("4,097 receipts", "RCP-2", {"items": [refusal] * 4097}),
-    ]
-    rows = [
-        case(comment, rule, "valid", body=encode(body).hex(), envelope=sealed(TRAINER, "receipts", encode(body)).hex())
-        for comment, rule, body in fine
-    ] + [
-        case(comment, rule, "invalid", envelope=sealed(TRAINER, "receipts", encode(body)).hex(), code="wrong-type")
-        for comment, rule, body in bad[:-1]
-    ]  # fmt: skip
-    return rows + [
-        case(comment, "RCP-1", "invalid", envelope=envelope.hex(), code=code)
-        for comment, envelope, code in (
-            ("signed by a volunteer", sealed(ALICE, "receipts", good.to_bytes()), "wrong-role"),
-            ("a forged signature", forged(sealed(TRAINER, "receipts", good.to_bytes())), "bad-signature"),
-            ("of another run", sealed(TRAINER, "receipts", good.to_bytes(), run=bytes(32)), "wrong-run"),
-            ("another kind", sealed(TRAINER, "hello", good.to_bytes()), "wrong-kind"),
-        )
-    ]
-
-
-def hellos() -> list[dict[str, Any]]:
-    body = Hello("vectors/1", ENGINE).to_bytes()
-    return [
-        case("a hello", "HEL-1", "valid", body=body.hex()),
-        case("64 characters of agent", "HEL-1", "valid", body=Hello("a" * 63 + "\u00e4", ENGINE).to_bytes().hex()),
-        case("65 characters of agent", "HEL-1", "invalid", body=Hello("a" * 65, ENGINE).to_bytes().hex(), code="wrong-type"),
-        case("without an engine", "HEL-1", "invalid", body=encode({"agent": "x"}).hex(), code="wrong-type"),
-        case("a number as agent", "HEL-1", "invalid", body=encode({**plain(Hello("", ENGINE)), "agent": 1}).hex(), code="wrong-type"),
     ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nous_node.protocol.checkpoints import CheckpointManifest, file_entry, files_hash
 from nous_node.protocol.constants import DOMAIN_ENVELOPE
-from nous_node.protocol.encoding import encode
+from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.rollouts import (
     Engine,
@@ -145,3 +145,10 @@ def run_length_frame(declared: int, blocks: int, window: int = 13) -> bytes:
         last = number == blocks - 1
         frame += ((131_072 << 3) | 2 | last).to_bytes(3, "little") + b"\0"
     return frame
+
+
+def plain(structure: Any) -> dict[str, Any]:
+    """A structure as the map that travels."""
+    value = decode(encode(structure), 1 << 24)
+    assert isinstance(value, dict)
+    return value
