@@ -46,7 +46,7 @@ def guidance(
     ("state", "text"),
     [
         (standing("probation"), "on probation: 5 of 16 groups"),
-        (standing("probation", accepted=80), "on probation"),
+        (standing("probation", accepted=80), "on probation, until 16 groups of two versions"),
         (standing("active"), "active"),
         (standing("throttled"), "throttled: an eighth of the run's rate, all groups audited"),
         (standing("quarantine", until=NOW), "quarantine is over"),
