@@ -40,15 +40,21 @@ def trim(connection: sqlite3.Connection, limit: int) -> bool:
     _trim_envelopes(connection, limit)
     connection.execute("DELETE FROM counters WHERE version < ?", (horizon,))
     connection.execute("DELETE FROM repeats WHERE first NOT IN (SELECT id FROM groups)")
-    connection.execute(
-        "DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (KEPT_RECEIPTS,)
-    )
+    trim_receipts(connection)
     connection.execute(
         "UPDATE checkpoints SET envelope = x'' WHERE version BETWEEN ? AND ? AND envelope <> x''",
         (newest - 2 * KEPT_MANIFESTS, newest - KEPT_MANIFESTS),
     )
-    _trim_peers(connection)
+    trim_peers(connection)
     return _trim_keys(connection)
+
+
+def trim_receipts(connection: sqlite3.Connection) -> None:
+    """The oldest ones. Not at publications only: groups of keys that nobody knows are answered, too, and
+    where updates take hours their senders would fill the disk meanwhile."""
+    connection.execute(
+        "DELETE FROM receipts WHERE number <= (SELECT max(number) FROM receipts) - ?", (KEPT_RECEIPTS,)
+    )
 
 
 def _trim_envelopes(connection: sqlite3.Connection, limit: int) -> None:
@@ -84,7 +90,7 @@ def _trim_keys(connection: sqlite3.Connection) -> bool:
     return any(accepted for _, accepted in gone)
 
 
-def _trim_peers(connection: sqlite3.Connection) -> None:
+def trim_peers(connection: sqlite3.Connection) -> None:
     (known,) = connection.execute("SELECT count(*) FROM transport").fetchone()
     if known > KEPT_PEERS:
         connection.execute(

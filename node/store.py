@@ -41,7 +41,7 @@ from .journal_tables import (
     StoredGroup,
     converted,
 )
-from .journal_trim import trim
+from .journal_trim import trim, trim_peers, trim_receipts
 from .network_stats import Offender
 from .reputation import Reputation
 
@@ -174,12 +174,14 @@ class Journal:
 
     def offended(self, offenders: Sequence[Offender], now: int) -> None:
         """Adds faults of connection peers to those that are known."""
-        self._database.write_many(
-            "INSERT INTO transport VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
-            "faults = faults + excluded.faults, seen_ms = excluded.seen_ms, "
-            "refused_until_ms = max(refused_until_ms, excluded.refused_until_ms)",
-            [(one.peer, one.faults, one.refused_until_ms, now) for one in offenders],
-        )
+        with self._database.transaction() as connection:
+            connection.executemany(
+                "INSERT INTO transport VALUES(?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "faults = faults + excluded.faults, seen_ms = excluded.seen_ms, "
+                "refused_until_ms = max(refused_until_ms, excluded.refused_until_ms)",
+                [(one.peer, one.faults, one.refused_until_ms, now) for one in offenders],
+            )
+            trim_peers(connection)
 
     # --- groups ----------------------------------------------------------------------------------
 
@@ -199,7 +201,9 @@ class Journal:
         now = max((group.received_ms for group in groups), default=0)
         with self._ledger(now) as ledger:
             intake = Intake(ledger, self._rules, self._draws, self._turns, self._newest, self._blamed)
-            return [intake.add(group) for group in groups]
+            errors = [intake.add(group) for group in groups]
+            trim_receipts(ledger.connection)
+        return errors
 
     def repeated(self, group: StoredGroup) -> bool:
         """Whether a group that the gossip path turned away is here already; then it is answered as a
@@ -207,7 +211,9 @@ class Journal:
         if self._database.one(SAME_GROUP, place(group)) is None:
             return False
         with self._database.transaction() as connection:
-            return repeated(connection, group)
+            found = repeated(connection, group)
+            trim_receipts(connection)
+        return found
 
     def count_pending(self) -> int:
         """Groups that have their turn and no verdict."""

@@ -70,3 +70,16 @@ def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: p
     assert journal.stats().keys == 2
     assert journal.key(ALICE) is not None
     assert journal.key(bytes([4]) * 32) is not None
+
+
+def test_answers_to_keys_that_nobody_knows_are_bounded_also_between_publications(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_trim, "KEPT_RECEIPTS", 8)
+    for number in range(20):
+        journal.add_many([group(number, b"N" * 32), group(number, b"M" * 32)])
+    unsent = journal.unsent_receipts(100)
+    assert [receipt.rollout for receipt in unsent[-2:]] == [
+        group(19, key).id for key in (b"N" * 32, b"M" * 32)
+    ]
+    assert len(unsent) == 8
