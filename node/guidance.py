@@ -82,7 +82,9 @@ class Guidance:
             case "probation" if standing.accepted < PASSED:
                 return f"on probation: {standing.accepted} of {plural(PASSED, 'group')}"
             case "probation":
-                return f"on probation, until {PASSED} groups of two versions were accepted in it without faults"
+                return (
+                    f"on probation, until {PASSED} groups of two versions were accepted in it without faults"
+                )
             case "throttled":
                 return "throttled: an eighth of the run's rate, all groups audited, until more are accepted"
             case "quarantine" if standing.until > now:
