@@ -28,20 +28,26 @@ _UNANSWERED: Final = frozenset({Code.BUSY})
 """Codes without a receipt: the same group may be taken later."""
 
 MAX_BLAMED: Final = 65_536
-"""Keys and checkpoints of which it is known that what they withheld has counted. Only what the trainer had in
-its hands when a checkpoint became stale comes late, so those of the last moments are enough."""
+"""Faults of which it is known that they have counted: those of the checkpoints that groups come for now. A
+restart of the trainer forgets them, and one more may count."""
+
+
+ONCE: Final = frozenset({Code.WITHHELD, Code.COUNTER_REUSED, Code.COUNTER_GAP})
+"""Codes that are one fault a key and checkpoint, however many groups are refused with them. Nothing comes of
+those groups; and a volunteer that lost its last minutes to a power failure makes all their tasks again."""
 
 
 class Blamed:
-    """Keys and checkpoints whose withheld tasks have counted as a fault: that is one, however many groups are
-    refused for it. [REP-1]"""
+    """Faults that have counted and do so once a key and checkpoint. [REP-1]"""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes], None] = {}
+        self._known: dict[tuple[bytes, bytes, str], None] = {}
 
-    def again(self, key: bytes, checkpoint: bytes) -> bool:
-        """Whether it has counted before; from now on it has."""
-        place = key, checkpoint
+    def again(self, key: bytes, checkpoint: bytes, code: str) -> bool:
+        """Whether it is such a fault and has counted before; from now on it has."""
+        if code not in ONCE:
+            return False
+        place = key, checkpoint, code
         if place in self._known:
             return True
         self._known[place] = None
@@ -94,8 +100,7 @@ class Intake:
             if error.code not in _UNANSWERED:
                 receipt = refused(group.id, group.key, error)
                 queue_receipt(self._connection, receipt)
-                once = error.code == Code.WITHHELD
-                again = once and self._blamed.again(group.key, group.checkpoint)
+                again = self._blamed.again(group.key, group.checkpoint, receipt.code)
                 self._ledger.count(receipt, again=again)
             return error
         return None
@@ -173,7 +178,8 @@ def _refuse_waiting(
         (key, checkpoint),
     ).fetchall()
     for (rollout,) in ids:
-        answer(ledger, refused(rollout, key, error), again=blamed.again(key, checkpoint))
+        again = blamed.again(key, checkpoint, error.code)
+        answer(ledger, refused(rollout, key, error), again=again)
 
 
 def _check_version(group: StoredGroup, record: KeyRecord) -> None:

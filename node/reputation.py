@@ -179,8 +179,8 @@ class Reputation(msgspec.Struct, frozen=True):
 
 
 def weight_of(code: str, measured: float | None, threshold: float | None) -> float:
-    """What a refusal adds to the score. `withheld` counts once a key and checkpoint, which is the caller's
-    to see to."""
+    """What a refusal adds to the score. Some codes count once a key and checkpoint, which is the caller's to
+    see to."""
     if code in SOFT:
         return 0.0
     if code == Code.WITHHELD:

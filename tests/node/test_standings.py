@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from nous_node.node import journal_trim, standings
@@ -97,6 +98,17 @@ def test_a_second_content_for_a_task_counts_and_a_soft_code_does_not(journal: Jo
     record = journal.key(ALICE)
     assert record is not None
     assert (record.reputation.score, record.refused) == (1.0, 2)
+
+
+def test_who_makes_tasks_again_after_a_power_failure_is_no_cheat(journal: Journal) -> None:
+    """Its log-probs differ in the last bits, since the batches are others."""
+    journal.add_many([group(counter) for counter in range(20)])
+    again = [msgspec.structs.replace(group(c), id=bytes([c]) * 32, digest=b"2" * 32) for c in range(8, 20)]
+    assert {error.code for error in journal.add_many(again) if error is not None} == {Code.COUNTER_REUSED}
+    record = journal.key(ALICE)
+    assert record is not None
+    assert (record.reputation.state, record.reputation.score, record.refused) == ("probation", 1.0, 12)
+    assert len(journal.unused()) == 20
 
 
 def test_what_is_left_of_a_key_in_quarantine_is_answered_or_dropped(journal: Journal) -> None:
