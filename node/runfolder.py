@@ -76,8 +76,8 @@ class RunFolder:
             manifest = open_manifest(envelope, envelope.head.run)
         except RemoteError as error:
             raise DamagedError(
-                f"The run manifest {file} is damaged ({error}). Restore it from a backup; "
-                "a run cannot go on under another manifest."
+                f"The run manifest {file} is damaged, or another release made it ({error}) Restore it "
+                "from a backup, go on with the release that made it, or make a new run with `nous-node init`."
             ) from error
         return cls(path, envelope.head.run, data, manifest)
 
