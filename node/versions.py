@@ -83,6 +83,8 @@ class Versions:
         return self._model
 
     def _forget(self) -> None:
-        for version in sorted(self._folders)[: -self._keep]:
+        """By number, as the trainer does: where a damaged version is missing, one more of the old ones would
+        be held whose beacon is not known any more."""
+        for version in [number for number in self._folders if number <= self.newest - self._keep]:
             del self._folders[version]
             self._tensors.pop(version, None)

@@ -67,6 +67,12 @@ def test_training_on_changes_no_version_that_is_remembered(training: Training) -
     assert training.weights(0) == 0
 
 
+def test_versions_are_forgotten_by_number_also_where_one_is_missing(training: Training) -> None:
+    training.train(2)  # version 1 was damaged
+    training.train(3)
+    assert [version in training.versions for version in range(4)] == [False, False, True, True]
+
+
 def test_a_renewed_beacon_has_the_weights_of_the_version_before(training: Training) -> None:
     training.train(1)
     training.versions.alias(2, 1)
