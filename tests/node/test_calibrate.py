@@ -13,7 +13,7 @@ from nous_node.node import calibrate
 from nous_node.node.calibrate import CalibrateOptions, run_calibrate
 from nous_node.node.calibrate_engines import Course, kernels
 from nous_node.node.calibrate_figures import BFLOAT16, FLOAT32, Margins, Observation, rounded_up, thresholds
-from nous_node.node.calibration import embedded_thresholds, find_thresholds, read_calibration
+from nous_node.node.calibration import PACKAGED, embedded_thresholds, find_thresholds, read_calibration
 from nous_node.node.runfolder import RunFolder
 from nous_node.node.statistics import Drift, Figures, check_figures
 from nous_node.protocol.errors import LocalError
@@ -177,3 +177,18 @@ def test_the_run_that_was_measured_is_the_one_that_is_proposed() -> None:
     told = calibrate._flags(options)
     assert told == " --model 'my models/tea' --env sort-digits=2 --dtype bfloat16 --max-tokens 32"
     assert calibrate._flags(CalibrateOptions(None, [], None, 64, None, None, None, False)) == ""
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGED.glob("*.json")), ids=lambda file: file.stem)
+def test_packaged_calibrations_are_whole(file: Path) -> None:
+    """Each is for weights, of enough groups to say something, and found under its own name."""
+    made = read_calibration(file)
+    limits = made.thresholds
+    assert file.stem == f"{made.name}-{made.dtype}"
+    assert limits.model is not None
+    assert find_thresholds(limits.model, made.dtype) == limits
+    assert limits.groups >= 64
+    assert limits.false_refusals == pytest.approx(3 / limits.groups)
+    for bound in (limits.logprobs, limits.distances):
+        assert bound.mean < bound.limit
+    assert "/" not in made.name + limits.calibrated
