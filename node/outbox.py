@@ -6,7 +6,7 @@ settles it, once. Numbers that may be used once only (`seq`, `counter`) are hand
 that were handed out and never became a group are remembered: they are made rather than left as holes.
 
     waiting -> accepted | refused       by a receipt
-    waiting -> given-up                 expired, or its checkpoint is too old; a late receipt still counts
+    waiting -> given-up                 its checkpoint is too old; a late receipt still counts
 """
 
 from __future__ import annotations
@@ -209,10 +209,16 @@ class Outbox:
         """
         rows = self._database.rows(
             "SELECT id FROM groups "
-            "WHERE state = 'waiting' AND sent_ms + (? << (sent - 1)) <= ? AND exp_ms > ? ORDER BY made",
-            (silence, now, now),
+            "WHERE state = 'waiting' AND sent_ms + (? << (sent - 1)) <= ? ORDER BY made",
+            (silence, now),
         )
         return [rollout for (rollout,) in rows if isinstance(rollout, bytes)]
+
+    def expired(self, rollout: bytes, now: int) -> bool:
+        """Whether nobody would take the envelope any more that a group was stored in; sealed anew it is as
+        good as before, as long as its checkpoint is fresh."""
+        row = self._database.one("SELECT exp_ms FROM groups WHERE id = ?", (rollout,))
+        return row is not None and _int(row[0]) <= now
 
     def content(self, rollout: bytes) -> bytes | None:
         """The content of a group that waits, to be sealed again; None where it no longer waits."""
@@ -237,12 +243,12 @@ class Outbox:
             (now, rollout),
         )
 
-    def drop_stale(self, now: int, horizon: int) -> int:
-        """Gives up what expired or is of a version below `horizon`; how many groups that were."""
+    def drop_stale(self, horizon: int) -> int:
+        """Gives up what is of a version below `horizon`; how many groups that were. Nothing else is given up:
+        a trainer that comes back after an hour at the same version would see holes. [TSK-7]"""
         with self._database.transaction() as connection:
             stale = connection.execute(
-                "SELECT made FROM groups WHERE state = 'waiting' AND (exp_ms <= ? OR version < ?)",
-                (now, horizon),
+                "SELECT made FROM groups WHERE state = 'waiting' AND version < ?", (horizon,)
             ).fetchall()
             connection.executemany("UPDATE groups SET state = 'given-up' WHERE made = ?", stale)
             connection.executemany("DELETE FROM envelopes WHERE made = ?", stale)

@@ -98,6 +98,8 @@ class Sending:
             await self._network.wait_subscriber(self.topic)
             await self._restraint.lifted()
             while rollout in self._versions:  # otherwise it became too old while nobody listened
+                if self._outbox.expired(rollout, now_ms()):
+                    break  # `resend_loop` seals it anew
                 try:
                     await self._publish(data)
                     break
@@ -132,7 +134,7 @@ class Sending:
 
     def _drop_stale(self) -> None:
         horizon = self._following.version - self._following.manifest.staleness
-        self._contribution.give_up(self._outbox.drop_stale(now_ms(), horizon))
+        self._contribution.give_up(self._outbox.drop_stale(horizon))
         self._versions = {
             rollout: version for rollout, version in self._versions.items() if version >= horizon
         }

@@ -158,7 +158,7 @@ def test_no_more_groups_are_wanted_than_a_goal_leaves(contribution: Contribution
     assert contribution.wanted(64) == 1
     contribution.note(no(3))
     assert contribution.wanted(64) == 0
-    outbox.drop_stale(NOW, horizon=1)
+    outbox.drop_stale(horizon=1)
     assert contribution.wanted(64) == 2
 
 

@@ -112,32 +112,34 @@ def test_a_late_receipt_for_a_repeat_counts_for_a_group_that_was_given_up(path: 
     with Outbox.open(path) as outbox:
         first = put(outbox, 0)
         repeat = again(outbox, first, 10, NOW + 10_000)
-        outbox.drop_stale(NOW + 600_000, 0)
+        outbox.drop_stale(2)
     with Outbox.open(path) as outbox:
         assert outbox.acknowledge([accepted(repeat)], b"proof") == [accepted(first)]
         assert (outbox.totals().accepted, outbox.totals().given_up) == (1, 0)
 
 
-def test_an_expired_group_is_not_sent_and_given_up(outbox: Outbox) -> None:
-    put(outbox, 0)
+def test_a_group_whose_envelope_expired_is_kept_to_be_sealed_anew(outbox: Outbox) -> None:
+    rollout = put(outbox, 0)
     late = NOW + 600_000
-    assert outbox.due(late, 0) == []
-    assert outbox.drop_stale(late, 0) == 1
-    assert outbox.drop_stale(late, 0) == 0
-    assert outbox.waiting() == 0
-    assert outbox.totals().given_up == 1
+    assert not outbox.expired(rollout, late - 1)
+    assert outbox.expired(rollout, late)
+    assert outbox.drop_stale(0) == 0
+    assert outbox.due(late, 0) == [rollout]
+    assert outbox.content(rollout) is not None
 
 
 def test_groups_of_an_old_version_are_given_up(outbox: Outbox) -> None:
     put(outbox, 0, version=1)
     fresh = put(outbox, 1, version=5)
-    assert outbox.drop_stale(NOW, 5) == 1
+    assert outbox.drop_stale(5) == 1
+    assert outbox.drop_stale(5) == 0
     assert outbox.due(NOW, 0) == [fresh]
+    assert (outbox.waiting(), outbox.totals().given_up) == (1, 1)
 
 
 def test_a_late_receipt_counts_for_a_group_that_was_given_up(outbox: Outbox) -> None:
     rollout = put(outbox, 0)
-    outbox.drop_stale(NOW + 600_000, 0)
+    outbox.drop_stale(2)
     assert outbox.acknowledge([accepted(rollout)], b"proof") == [accepted(rollout)]
     assert (outbox.totals().accepted, outbox.totals().given_up) == (1, 0)
 
@@ -172,13 +174,13 @@ def test_totals_and_history_tell_what_became_of_each_group(outbox: Outbox) -> No
 def test_totals_outlive_the_groups_that_are_forgotten(outbox: Outbox, path: Path) -> None:
     outbox.acknowledge([accepted(put(outbox, 0))], b"proof")
     again(outbox, put(outbox, 1), 10, NOW)
-    outbox.drop_stale(NOW, 2)
+    outbox.drop_stale(2)
     with sqlite3.connect(path) as raw:  # as if many groups had come since
         for table in ("groups", "repeats"):
             raw.execute(f"UPDATE {table} SET made = made - ?", (KEPT_GROUPS,))
     raw.close()
     put(outbox, 2)
-    outbox.drop_stale(NOW, 0)
+    outbox.drop_stale(0)
     assert [group.counter for group in outbox.history()] == [2]
     assert outbox.totals().accepted == 1
     assert outbox._database.number("SELECT count(*) FROM repeats") == 0

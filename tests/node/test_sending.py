@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import trio
 
+from nous_node.node import sending
 from nous_node.node.config import Settings
 from nous_node.node.engine import UnfitEngineError, WorkerError
-from nous_node.node.following import Following, Head
+from nous_node.node.following import Following, Head, now_ms
 from nous_node.node.home import Home
 from nous_node.node.joined import JoinedFolder
 from nous_node.node.network_errors import NoSubscribersError
@@ -92,6 +93,26 @@ class Bench:
 def bench(tmp_path: Path, base_run: RunFolder) -> Iterator[Bench]:
     with Outbox.open(tmp_path / "outbox.sqlite") as outbox:
         yield Bench(tmp_path, base_run, outbox)
+
+
+async def test_after_an_hour_without_a_trainer_all_groups_go_out_sealed_anew(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """Its checkpoint is still the newest, and each group that never came would be a hole."""
+    start = now_ms()
+    monkeypatch.setattr(sending, "now_ms", lambda: start + int(trio.current_time() * 1000))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.node.sending.publish_loop)
+        nursery.start_soon(bench.node.sending.resend_loop)
+        made = [await bench.makes(counter) for counter in range(3)]
+        await trio.sleep(3600)
+        bench.net.listen("trainer")
+        await trio.sleep(31)
+        fresh = {unseal(data).head.exp > start + 3_600_000 for data in bench.net.sent}
+        nursery.cancel_scope.cancel()
+    assert fresh == {True}
+    assert min(bench.times_sent()) > 1
+    assert bench.outbox.waiting() == len(made)
 
 
 async def test_a_group_goes_out_once_as_soon_as_somebody_listens(
