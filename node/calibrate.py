@@ -172,23 +172,16 @@ def _name(model: Path | None) -> str:
 
 
 def _print(made: Calibration, sights: Sights, file: Path, options: CalibrateOptions, seconds: float) -> None:
-    limits = made.thresholds
-    largest = max(one.group.largest for one in sights.honest)
+    limits, groups = made.thresholds, [one.group for one in sights.honest]
     rows = (
-        (
-            "log-probs, mean difference",
-            limits.logprobs.mean,
-            limits.logprobs.deviation,
-            limits.logprobs.limit,
-        ),
-        ("distances, mean", limits.distances.mean, limits.distances.deviation, limits.distances.limit),
-        ("distance of one token", largest, None, limits.distance_max),
+        ("log-probs, mean difference", max(one.logprob for one in groups), limits.logprobs.limit),
+        ("distances, mean", max(one.distance for one in groups), limits.distances.limit),
+        ("distance of one token", max(one.largest for one in groups), limits.distance_max),
     )
     print(f"Measured {limits.calibrated} in {duration(seconds)}.\n")
-    print(f"{'':28}{'honest':>10}{'deviation':>11}{'limit':>10}")
-    for name, honest, deviation, limit in rows:
-        spread = "" if deviation is None else f"{deviation:.1e}"
-        print(f"{name:28}{honest:10.1e}{spread:>11}{limit:10.1e}")
+    print(f"{'':28}{'largest':>10}{'limit':>10}")
+    for name, largest, limit in rows:
+        print(f"{name:28}{largest:10.1e}{limit:10.1e}")
     print(f"\nAt most {limits.false_refusals:.2%} of honest groups are refused (95 %). Written to {file}.")
     print(f"Make a run with it: nous-node init NAME{_flags(options)}{home_hint(options.home)}")
 
