@@ -111,9 +111,15 @@ def receipts_export(
 @receipts_app.command("verify", epilog=EXIT_CODES)
 def receipts_verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Made by `nous-node receipts export`.")],
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="INVITE|ID|FILE", help="The run that it has to be of: its run.envelope, say."
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Check such a file, anywhere and offline: whose it is, for which run, and what is signed in it."""
     from .proofs import verify_proofs
 
-    typer.echo(verify_proofs(file, as_json=json))
+    typer.echo(verify_proofs(file, run, as_json=json))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from pathlib import Path
+from string import hexdigits
 from typing import Final
 
 import msgspec
 
-from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.constants import INVITE_PREFIX, MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import LocalError, RemoteError
-from nous_node.protocol.runs import open_manifest
+from nous_node.protocol.runs import Invite, open_manifest
 
 from .cli_commands import home_path
 from .home import DiskFullError, Home, StorageError, disk_errors, write_atomic
@@ -22,6 +23,9 @@ from .wording import plural, printable
 
 _LEAST_ID: Final = 4
 """Digits of a run id that name a run."""
+
+_RUN_DIGITS: Final = 64
+"""Of a whole run id, which nobody can imitate."""
 
 _MODE: Final = 0o644
 """It is made to be given away."""
@@ -63,8 +67,10 @@ def export_proofs(file: Path, run: str | None, home: Path | None, *, as_json: bo
     )
 
 
-def verify_proofs(file: Path, *, as_json: bool) -> str:
-    """What a file proves. Raises ProofError, which says what is wrong with it."""
+def verify_proofs(file: Path, run: str | None = None, *, as_json: bool) -> str:
+    """What a file proves. `run`: of which run it has to be (see `run_meant`). Raises ProofError, which says
+    what is wrong with it, and LocalError."""
+    meant = None if run is None else run_meant(run)
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE + 1)
@@ -76,11 +82,33 @@ def verify_proofs(file: Path, *, as_json: bool) -> str:
         proof = open_proofs(data)
     except ProofError as error:
         raise ProofError(f"{file} proves nothing: {error}") from error
-    return msgspec.json.encode(proof).decode() if as_json else "\n".join(lines(proof))
+    if meant is not None and proof.run != meant.hex():
+        raise ProofError(
+            f"{file} is of another run: {printable(proof.name)} ({proof.run}), not {meant.hex()}."
+        )
+    return msgspec.json.encode(proof).decode() if as_json else "\n".join(lines(proof, meant is not None))
 
 
-def lines(proof: Proof) -> list[str]:
-    """For a person: what is proven, and what is not."""
+def run_meant(text: str) -> bytes:
+    """The id of a run by an invite, the id itself, or the file of its manifest. Raises LocalError."""
+    if text.startswith(INVITE_PREFIX):
+        return Invite.from_text(text).run
+    if len(text) == _RUN_DIGITS and set(text.lower()) <= set(hexdigits):
+        return bytes.fromhex(text)
+    try:
+        with Path(text).expanduser().open("rb") as stream:
+            envelope = unseal(stream.read(MAX_MANIFEST + 1), MAX_MANIFEST)
+        open_manifest(envelope, envelope.head.run)
+    except (OSError, RemoteError) as error:
+        raise LocalError(
+            f"{printable(text, 128)} is no invite, no run id of {_RUN_DIGITS} digits and no file with a "
+            f"run's manifest ({error}); give --run one of these."
+        ) from error
+    return envelope.head.run
+
+
+def lines(proof: Proof, of_run_meant: bool = False) -> list[str]:
+    """For a person: what is proven, and what is not. `of_run_meant`: it was compared with a run id."""
     told = [
         f"run         {printable(proof.name)}",
         f"run id      {proof.run}",
@@ -102,12 +130,16 @@ def lines(proof: Proof) -> list[str]:
         f"receipts    {proof.accepted:,} accepted, {sum(proof.refused.values()):,} refused"
         f"{f' ({codes})' if codes else ''}, in {plural(proof.messages, 'signed message')}{_span(proof)}"
     )
-    return [*told, f"made        {_when(proof.made)}, by the clock of the key's owner", *NOT_PROVEN]
+    told.append(f"made        {_when(proof.made)}, by the clock of the key's owner")
+    heading = "All signatures hold, and the run is the one that was given. The file cannot prove:"
+    return [*told, *((heading,) if of_run_meant else UNCOMPARED), *NOT_PROVEN]
 
 
-NOT_PROVEN = (
+UNCOMPARED = (
     "All signatures hold. The file cannot prove:",
-    "  - that this is the run that you mean: compare the run id with one that you trust;",
+    "  - that this is the run that you mean: compare the run id with one you trust (or by --run);",
+)
+NOT_PROVEN = (
     "  - that the trainer was honest: credit and rank are its word;",
     "  - how things stand now: a later word replaces this one, and the owner chose what is in the file;",
     "  - a sum over the receipts: repeats of a group have receipts of their own, and old ones are left out.",

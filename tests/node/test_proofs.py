@@ -21,9 +21,10 @@ from nous_node.node.proofs import export_proofs, verify_proofs
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.envelope import Kind, seal, unseal
-from nous_node.protocol.errors import LocalError
+from nous_node.protocol.errors import LocalError, NousError
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Receipt, Receipts, Standing
+from nous_node.protocol.runs import Invite
 
 ME = Identity.from_seed(b"m" * 32)
 OTHER = Identity.from_seed(b"o" * 32)
@@ -260,6 +261,23 @@ def test_an_exported_file_is_verified_without_the_home(home: Path, tmp_path: Pat
     ):
         assert wanted in text
     assert json.loads(verify_proofs(file, as_json=True))["statement"]["rank"] == 3
+
+
+def test_a_proof_is_held_against_the_run_that_is_meant(
+    home: Path, tmp_path: Path, base_run: RunFolder
+) -> None:
+    file = tmp_path / "proof"
+    export_proofs(file, None, home, as_json=False)
+    invite = Invite(base_run.run, ["/ip4/192.0.2.1/tcp/4001/p2p/" + ME.peer_id]).to_text()
+    for meant in (base_run.run.hex(), invite, str(base_run.path / "run.envelope")):
+        text = verify_proofs(file, meant, as_json=False)
+        assert "the run is the one that was given" in text
+        assert "compare the run id" not in text
+    with pytest.raises(ProofError, match="is of another run: run"):
+        verify_proofs(file, "0" * 64, as_json=False)
+    for wrong in ("0" * 63, str(file), "nous1x"):
+        with pytest.raises(NousError, match="invite"):
+            verify_proofs(file, wrong, as_json=False)
 
 
 def test_a_proof_is_replaced_by_a_newer_one_and_nothing_else_is(home: Path, tmp_path: Path) -> None:
