@@ -129,17 +129,21 @@ def test_each_dtype_is_measured_against_what_was_calibrated_for_it(monkeypatch: 
         return Figures(40, 0.01, 0.001, 0.02)
 
     monkeypatch.setattr(doctor, "self_test", measured)
-    known, unknown = embedded_thresholds(), None
+    known = embedded_thresholds()
     loose = msgspec.structs.replace(known, logprobs=Bound(1.0, 1.0, 1.0), distances=Bound(1.0, 1.0, 1.0))
     found = {"float32": known, "bfloat16": msgspec.structs.replace(loose, distance_max=1.0)}
     monkeypatch.setattr(doctor, "_limits", found.get)
     assert check_reproducibility("cpu", "float32").state == "problem"
     assert check_reproducibility("cpu", "bfloat16").state == "ok"
-    monkeypatch.setattr(doctor, "_limits", lambda dtype: unknown)
-    check = check_reproducibility("cpu", "bfloat16")
-    assert (check.name, check.state) == ("bfloat16", "ok")
-    assert "1.0e-02" in check.text
-    assert asked == ["float32", "bfloat16", "bfloat16"]
+    assert asked == ["float32", "bfloat16"]
+
+
+def test_a_broken_engine_shows_in_a_dtype_that_nobody_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    for distance, state in ((0.001, "ok"), (0.2, "problem"), (float("nan"), "problem")):
+        monkeypatch.setattr(doctor, "self_test", lambda *_, d=distance: Figures(40, 0.01, d, 0.02))
+        check = check_reproducibility("cpu", "bfloat16")
+        assert (check.name, check.state) == ("bfloat16", state)
+        assert "1.0e-02" in check.text
 
 
 def test_bfloat16_differs_more_than_float32() -> None:
