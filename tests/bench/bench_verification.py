@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=3)
     options = parser.parse_args()
     result: dict[str, object] = {"bench": "verification", "threads": THREADS, "rows": ROWS}
-    result["embedded float32"] = measure(MODELS["embedded"], "float32", 32, 3 * options.tries)
+    result["embedded float32"] = measure(MODELS["embedded"], "float32", 128, 3 * options.tries)
     if options.smollm2:
         for dtype in ("bfloat16", "float32"):
             result[f"smollm2 {dtype}"] = measure(MODELS["smollm2"], dtype, 2, options.tries)

@@ -39,7 +39,7 @@ def edited(policy: Policy, rollouts: Rollouts, recorded: list[Recorded], seed: i
 
 @torch.inference_mode()
 def _likely(policy: Policy, recorded: list[Recorded], places: list[int]) -> list[list[int]]:
-    """The LIKELY tokens at one place of each trajectory, drawn in proportion to their probability."""
+    """The LIKELY most probable tokens at one place of each trajectory."""
     asked = []
     for one, place in zip(recorded, places, strict=True):
         first = int(np.flatnonzero(one.trained)[0])

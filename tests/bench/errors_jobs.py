@@ -33,6 +33,8 @@ NODE_CHECK = "node"
 """The verifier name of a prefill by the node's own model, in the node's dtype."""
 NODE_BUDGET = 1500
 """Places of such a forward pass: another batch shape than the verifier's."""
+SLOW_CHUNK = 7
+"""Of an honest set, generated in the smallest batches: some rows one by one, the others by eight."""
 UPDATE_RATE = 2e-5
 """Learning rate of the update that makes the next checkpoint: the smallest step that has to be noticed."""
 UPDATE_GROUPS = 8
@@ -67,7 +69,7 @@ class Model:
 
 
 MODELS = {
-    "smollm2": Model("smollm2", "bfloat16", 96, 8, (64, 32, 64, 16, 64, 32, 64, 8)),
+    "smollm2": Model("smollm2", "bfloat16", 96, 8, (64, 32, 64, 16, 64, 32, 64, 16)),
     "embedded": Model("embedded", "float32", EMBEDDED_MAX_TOKENS, 64, (8, 64, 296, 512)),
 }
 
@@ -197,15 +199,14 @@ def _layout(model: Model, job: Job, chunk: int, count: int) -> tuple[list[int], 
         return order, [count]
     if chunk % 2:
         np.random.default_rng(chunk).shuffle(order)
-    size = model.batches[chunk % len(model.batches)]
-    sizes = [min(size, count - start) for start in range(0, count, size)]
-    if chunk == 7:  # one group row by row: slow
-        sizes = [1] * GROUP + [min(size, count - start) for start in range(GROUP, count, size)]
-    return order, sizes
+    size, singles = model.batches[chunk % len(model.batches)], 0
+    if chunk == SLOW_CHUNK:
+        size, singles = GROUP, GROUP
+    return order, [1] * singles + [min(size, count - start) for start in range(singles, count, size)]
 
 
 def check(model: Model, root: Path, rollouts: Rollouts, verifier: str, job: Job) -> Check:
-    """What one verifier makes of a chunk; of an evaluation set also with other sampler keys."""
+    """What one verifier makes of a chunk; of an honest set also with other sampler keys."""
     kind = verifier.split()[0]
     if kind == "next":
         policy = next_policy(model, root)
@@ -217,7 +218,7 @@ def check(model: Model, root: Path, rollouts: Rollouts, verifier: str, job: Job)
     if kind == "single":
         return joined([recompute(policy, [one]) for one in recorded])
     strange = None
-    if job.name == "evaluation" and verifier == "base":
+    if job.varied and kind == "base":
         others = np.array([list(hashlib.sha256(bytes(key)).digest()) for key in rollouts.keys], np.uint8)
         strange = [one.uniforms for one in recorded_of(rollouts, others)]
     budget = TOKEN_BUDGET if kind in ("base", "next") else NODE_BUDGET

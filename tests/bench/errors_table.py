@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from errors_figures import Case, statistics
+from errors_figures import Case
 from errors_store import GROUP
-from numpy.typing import NDArray
 
+from nous_node.node.calibrate_figures import Observation
 from nous_node.node.statistics import Drift, Evidence, Figures, check_figures
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.runs import Thresholds
@@ -27,13 +27,10 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Group:
-    """What the trainer measures of one group: its `whole` and its trajectories' figures, the smallest
-    probability of a stop token, and how well another version explains it."""
+class Seen:
+    """What the trainer measures of one group, and how well another version explains it."""
 
-    whole: Figures
-    trajectories: tuple[Figures, ...]
-    stop_probability: float
+    observation: Observation
     evidence: Evidence | None
 
 
@@ -50,14 +47,18 @@ class Row:
     codes: Counter[str] = field(default_factory=Counter)
     peer_codes: Counter[str] = field(default_factory=Counter)
 
+    def told(self) -> dict[str, object]:
+        """For JSON."""
+        return vars(self) | {"codes": dict(self.codes), "peer_codes": dict(self.peer_codes)}
 
-def groups_of(one: Case, other: Case | None = None) -> list[Group]:
+
+def groups_of(one: Case, other: Case | None = None) -> list[Seen]:
     """The groups of a case. `other`: the same tokens under the version before the one that they name."""
     ends = np.cumsum([0, *one.lengths]).tolist()
     reported, recomputed = one.reported.astype(np.float32), one.recomputed.astype(np.float32)
     found = []
     for start in range(0, len(one.lengths), GROUP):
-        parts, stops = [], [1.0]
+        parts, stops = [], []
         for i in range(start, start + GROUP):
             place = slice(ends[i], ends[i + 1])
             parts.append(Figures.of(reported[place], recomputed[place], one.distances[place]))
@@ -66,19 +67,20 @@ def groups_of(one: Case, other: Case | None = None) -> list[Group]:
         whole = slice(ends[start], ends[start + GROUP])
         evidence = None
         if other is not None:
-            evidence = Evidence.of(
-                reported[whole], recomputed[whole], other.recomputed[whole].astype(np.float32)
-            )
-        found.append(Group(Figures.together(parts), tuple(parts), min(stops), evidence))
+            before = other.recomputed[whole].astype(np.float32)
+            evidence = Evidence.of(reported[whole], recomputed[whole], before)
+        observation = Observation("", Figures.together(parts), parts, min(stops, default=None))
+        found.append(Seen(observation, evidence))
     return found
 
 
-def refusal(group: Group, thresholds: Thresholds) -> Code | None:
+def refusal(seen: Seen, thresholds: Thresholds) -> Code | None:
     """The code that this group is refused with by itself."""
+    group = seen.observation
     try:
-        if group.stop_probability < thresholds.stop_probability:
+        if group.stop is not None and group.stop < thresholds.stop_probability:
             return Code.FINISH
-        check_figures(group.whole, thresholds, "group")
+        check_figures(group.group, thresholds, "group")
         for one in group.trajectories:
             check_figures(one, thresholds, "trajectory")
     except RemoteError as error:
@@ -86,14 +88,14 @@ def refusal(group: Group, thresholds: Thresholds) -> Code | None:
     return None
 
 
-def peer_refusal(groups: Sequence[Group], thresholds: Thresholds) -> Code | None:
+def peer_refusal(groups: Sequence[Seen], thresholds: Thresholds) -> Code | None:
     """The first code that one of these groups, all of one peer, is refused with."""
     drift = Drift()
     for group in groups:
         code = refusal(group, thresholds)
         if code is not None:
             return code
-        drift = drift.after(group.whole, group.evidence, thresholds)
+        drift = drift.after(group.observation.group, group.evidence, thresholds)
         try:
             drift.check(thresholds)
         except RemoteError as error:
@@ -101,9 +103,9 @@ def peer_refusal(groups: Sequence[Group], thresholds: Thresholds) -> Code | None
     return None
 
 
-def decide(label: str, groups: Sequence[Group], thresholds: Thresholds) -> Row:
+def decide(label: str, groups: Sequence[Seen], thresholds: Thresholds) -> Row:
     """All groups one by one, and in runs of PEER groups."""
-    row = Row(label, len(groups), same=sum(group.whole.largest == 0 for group in groups))
+    row = Row(label, len(groups), same=sum(group.observation.group.largest == 0 for group in groups))
     for group in groups:
         code = refusal(group, thresholds)
         row.refused += code is not None
@@ -116,24 +118,31 @@ def decide(label: str, groups: Sequence[Group], thresholds: Thresholds) -> Row:
     return row
 
 
-def false_alarms(
-    groups: Sequence[Group], thresholds: Thresholds, length: int, draws: int
-) -> tuple[int, float, float]:
-    """Of `draws` honest peers of `length` groups, drawn with replacement: how many trip a sum, and the top
-    of drift and of evidence for the version before."""
-    draw, tripped, drift_top, ratio_top = np.random.default_rng(1), 0, 0.0, 0.0
-    for _ in range(draws):
+@dataclass(frozen=True)
+class Alarms:
+    """Honest peers that trip a sum over time, and the largest sums of any: of drift, and for the version
+    before."""
+
+    tripped: int
+    drift: float
+    evidence: float
+
+
+def false_alarms(groups: Sequence[Seen], thresholds: Thresholds, length: int, peers: int) -> Alarms:
+    """Of `peers` honest peers with `length` groups each, drawn with replacement."""
+    draw, tripped, drift_top, evidence_top = np.random.default_rng(1), 0, 0.0, 0.0
+    for _ in range(peers):
         drift, bad = Drift(), False
         for index in draw.integers(len(groups), size=length).tolist():
-            drift = drift.after(groups[index].whole, groups[index].evidence, thresholds)
+            drift = drift.after(groups[index].observation.group, groups[index].evidence, thresholds)
             drift_top = max(drift_top, drift.logprob, drift.distance)
-            ratio_top = max(ratio_top, drift.previous)
+            evidence_top = max(evidence_top, drift.previous)
             try:
                 drift.check(thresholds)
             except RemoteError:
-                bad = True
+                bad, drift = True, Drift()
         tripped += bad
-    return tripped, drift_top, ratio_top
+    return Alarms(tripped, drift_top, evidence_top)
 
 
 def interval(hits: int, tries: int) -> tuple[float, float]:
@@ -167,30 +176,3 @@ def _cumulative(hits: int, tries: int, p: float) -> float:
         for k in range(hits + 1)
     )
     return math.fsum(math.exp(one) for one in logs)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Of a group statistic over honest groups, scaled to `tokens` tokens."""
-
-    mean: float
-    deviation: float
-    largest: float
-    """In deviations above the mean, groups and trajectories alike."""
-
-
-def spread(one: Case, which: int, tokens: int) -> Spread:
-    """`which`: 0 mad, 1 mean distance. Deviations are scaled as limits are: by the root of tokens / N for
-    fewer tokens. Trajectories count in `largest` alone."""
-    values, counts = (statistics(one, True)[i] for i in (which, 3))
-    mean = float(np.average(values, weights=counts))
-    deviation = float(np.sqrt(np.mean(((values - mean) * _scale(counts, tokens)) ** 2)))
-    largest = 0.0
-    for per_group in (True, False):
-        values, counts = (statistics(one, per_group)[i] for i in (which, 3))
-        largest = max(largest, float(((values - mean) * _scale(counts, tokens)).max()))
-    return Spread(mean, deviation, largest / deviation if deviation else 0.0)
-
-
-def _scale(counts: NDArray[np.int64], tokens: int) -> NDArray[np.float64]:
-    return np.sqrt(np.minimum(1.0, counts / tokens))

@@ -1,6 +1,8 @@
 """The column of activation proofs: `toploc` 0.1.6 (https://arxiv.org/abs/2501.16007), same rollouts.
 
-    python tests/bench/errors_toploc.py --root DIR    in an environment that has toploc; prints a JSON line
+    python tests/bench/errors_toploc.py --root DIR    in an environment that has toploc
+
+Prints a JSON line, and leaves it in the root for the table.
 
 Proofs are of the last hidden states that predict the sampled tokens, in bfloat16, 32 tokens a proof, their
 128 largest values (the library's defaults). The node builds them, the verifier checks them against its own
@@ -12,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from toploc import build_proofs_bytes, verify_proofs_bytes
 
 BATCH, TOPK = 32, 128
 MODEL = "smollm2"
+RESULT = "toploc.json"
+"""The file in the root that holds the line."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ def figures(root: Path, row: Row) -> NDArray[np.float64]:
     found, group = [], 0
     for chunk in sorted(set(prover) & set(verifier)):
         rollouts = load_rollouts(chunk_path(root, MODEL, row.verifier.name, chunk))
-        sides = (hidden(root, rollouts, side, chunk) for side in (row.prover, row.verifier))
+        sides = [hidden(root, rollouts, side, chunk) for side in (row.prover, row.verifier)]
+        if not all(sides):
+            continue
         for trajectory, (proven, own) in enumerate(zip(*sides, strict=True)):
             proofs = build_proofs_bytes(proven, BATCH, TOPK, skip_prefill=True)
             for one in verify_proofs_bytes(own, proofs, BATCH, TOPK, skip_prefill=True):
@@ -88,13 +93,13 @@ def figures(root: Path, row: Row) -> NDArray[np.float64]:
     return np.array(found, np.float64).reshape(-1, 4)
 
 
-def hidden(root: Path, rollouts: Rollouts, source: Source, chunk: int) -> Iterator[list[torch.Tensor]]:
-    """The hidden states of each trajectory, a tensor a token."""
+def hidden(root: Path, rollouts: Rollouts, source: Source, chunk: int) -> list[list[torch.Tensor]]:
+    """The hidden states of each trajectory, a tensor a token; nothing where they were not kept."""
     check = load_check(chunk_path(root, MODEL, source.name, chunk, source.verifier), hidden=True)
-    bits = torch.from_numpy(check.hidden.view(np.int16))
-    states = bits.view(torch.bfloat16)
-    for part in torch.split(states, rollouts.lengths.tolist()):
-        yield list(part)
+    if not check.hidden.shape[1]:
+        return []
+    states = torch.from_numpy(check.hidden.view(np.int16)).view(torch.bfloat16)
+    return [list(part) for part in torch.split(states, rollouts.lengths.tolist())]
 
 
 def means(found: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -140,7 +145,9 @@ def main() -> None:
             decided = refused(found, honest)
             rows.setdefault(row.label, {})[row.column] = {"refused": sum(decided), "groups": len(decided)}
     told["rows"] = rows
-    print(json.dumps(told, default=int))
+    line = json.dumps(told, default=int)
+    (root / RESULT).write_text(line + "\n")
+    print(line)
 
 
 if __name__ == "__main__":
