@@ -54,10 +54,11 @@ class Margins:
     that with what a policy learns."""
 
 
-FLOAT32 = Margins(60, 1_250, 3_700, slack=2.0, relative=True)
+FLOAT32 = Margins(60, 125, 370, slack=2.0, relative=True)
 """Room for machines and libraries that were not seen. Over 6,000 groups and 48,000 rollouts of the embedded
 default the largest was 1.7e-6, so its limit is 1e-4; what cheats, with 8-bit weights or a checkpoint of one
-small step before, begins at 3.6e-5 in a group in a thousand and is above 1e-4 in the others."""
+small step before, begins at 3.6e-5 in a group in a thousand and is above 1e-4 in the others. Distances
+follow from the same rounding, and honest ones are 0 but for a token in a million."""
 
 BFLOAT16 = Margins(2.0, 1.75, 2.0, slack=2.0, relative=False, room=(0.25, 0.75))
 """Between honest groups and what cheats, as SmolLM2 of 135 million parameters has them. Its log-probs: 0.049
@@ -97,9 +98,12 @@ REWARD = 1e-6
 SMALLEST = 1e-12
 """Where nothing at all was measured."""
 
-DISTANCE_SHARE, LARGEST_SHARE = 0.1, 10.0
+DISTANCE_SHARE, LARGEST_SHARE = 0.01, 1.0
 """In float32, the least limits of mean and largest distance as shares of that of the log-probs. A uniform
-falls between two engines' roundings of a boundary once in a million tokens: a calibration may see none."""
+falls between two engines' roundings of a boundary once in a million tokens: a calibration may see none. Where
+log-probs differ by e, a boundary moves by e / 4 at most, and a uniform lies within that once in 2 / e tokens.
+Honest figures would keep these limits with log-probs as far off as their own limit; 8-bit weights behind true
+log-probs do not."""
 
 LEAST_DEVIATION = 0.05
 """Of the mean: few groups may agree by chance."""
