@@ -6,8 +6,8 @@ Prints a JSON line, and leaves it in the root for the table.
 
 Proofs are of the last hidden states that predict the sampled tokens, in bfloat16, 32 tokens a proof, their
 128 largest values (the library's defaults). The node builds them, the verifier checks them against its own
-hidden states from another batch shape. Thresholds are the extremes of the honest calibration set: of a single
-proof, and of a group's means; a group with one figure beyond them is refused.
+hidden states from another batch shape. Thresholds lie half as far again above the honest mean as the extremes
+of the calibration set: of a single proof, and of a group's means; a group with one figure beyond is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from toploc import build_proofs_bytes, verify_proofs_bytes
 
 BATCH, TOPK = 32, 128
+MARGIN = 1.5
+"""On the largest excess over the mean; without it the next set of honest groups exceeds it."""
 MODEL = "smollm2"
 RESULT = "toploc.json"
 """The file in the root that holds the line."""
@@ -55,6 +57,7 @@ def same_engine(label: str, name: str) -> Row:
 
 ROWS = (
     same_engine("honest", "evaluation"),
+    same_engine("best-of-N", "evaluation"),
     *(same_engine(name, name) for name in ("T 0.9", "T 1.1", "top-p 0.9", "greedy")),
     Row("edited, each", "own", Source("evaluation", "node"), Source("edited", "base")),
     Row("edited, each", "re-made", Source("edited", "node"), Source("edited", "base")),
@@ -118,8 +121,9 @@ def refused(found: NDArray[np.float64], honest: NDArray[np.float64]) -> list[boo
 
 
 def bounds(values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """The largest of each figure."""
-    mismatches, mean, median = values.max(0).tolist()
+    """Of each figure."""
+    average = values.mean(0)
+    mismatches, mean, median = (average + MARGIN * (values.max(0) - average)).tolist()
     return mismatches, mean, median
 
 
