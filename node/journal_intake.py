@@ -32,7 +32,7 @@ MAX_BLAMED: Final = 65_536
 restart of the trainer forgets them, and one more may count."""
 
 
-ONCE: Final = frozenset({Code.WITHHELD, Code.COUNTER_REUSED, Code.COUNTER_GAP})
+ONCE: Final = frozenset({Code.COUNTER_REUSED, Code.COUNTER_GAP})
 """Codes that are one fault a key and checkpoint, however many groups are refused with them. Nothing comes of
 those groups; and a volunteer that lost its last minutes to a power failure makes all their tasks again."""
 
@@ -154,7 +154,7 @@ class Intake:
         counters.waiting = 0
 
 
-def close_accounts(ledger: Ledger, version: int, blamed: Blamed) -> None:
+def close_accounts(ledger: Ledger, version: int) -> None:
     """A checkpoint has become stale: its holes are owed, and what waited for them is refused. [TSK-7]"""
     rows = ledger.connection.execute(
         "SELECT key, checkpoint FROM counters WHERE version = ? AND (holes > 0 OR waiting > 0)", (version,)
@@ -163,13 +163,10 @@ def close_accounts(ledger: Ledger, version: int, blamed: Blamed) -> None:
         counters = read_counters(ledger.connection, key, checkpoint)
         ledger.owe(key, counters.holes)
         if counters.waiting:
-            _refuse_waiting(ledger, key, checkpoint, counters, blamed)
+            _refuse_waiting(ledger, key, checkpoint, counters)
 
 
-def _refuse_waiting(
-    ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters, blamed: Blamed
-) -> None:
-    """Together they are one fault."""
+def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters) -> None:
     error = withheld(counters)
     unqueue(ledger.connection, key, checkpoint)
     ids = ledger.connection.execute(
@@ -178,8 +175,7 @@ def _refuse_waiting(
         (key, checkpoint),
     ).fetchall()
     for (rollout,) in ids:
-        again = blamed.again(key, checkpoint, error.code)
-        answer(ledger, refused(rollout, key, error), again=again)
+        answer(ledger, refused(rollout, key, error))
 
 
 def _check_version(group: StoredGroup, record: KeyRecord) -> None:

@@ -54,7 +54,7 @@ FORGIVEN_AFTER: Final = 1_000
 NEAR: Final = 10.0
 """A mismatch below so many times its threshold may be another engine's arithmetic."""
 SLIGHT: Final = 0.5
-"""Weight of such a mismatch, and of tasks that were withheld, which a crash may do."""
+"""Weight of such a mismatch."""
 
 SOFT: Final = frozenset(
     {
@@ -71,6 +71,8 @@ SOFT: Final = frozenset(
         Code.STALE,
         Code.BUSY,
         Code.KEY_TOO_NEW,
+        Code.WITHHELD,
+        Code.REPETITION,
         Code.ENVIRONMENT_FAILED,
         Code.NOT_FOUND,
     }
@@ -183,8 +185,6 @@ def weight_of(code: str, measured: float | None, threshold: float | None) -> flo
     see to."""
     if code in SOFT:
         return 0.0
-    if code == Code.WITHHELD:
-        return SLIGHT
     if code in _MEASURED and measured is not None and threshold is not None and measured < NEAR * threshold:
         return SLIGHT
     return 1.0

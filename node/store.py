@@ -311,7 +311,7 @@ class Journal:
                 [(version, rollout) for rollout in used],
             )
             if self._rules is not None:
-                close_accounts(ledger, version - self._rules.staleness - 1, self._blamed)
+                close_accounts(ledger, version - self._rules.staleness - 1)
         self._newest = version
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 

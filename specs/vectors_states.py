@@ -8,7 +8,7 @@ from typing import Any
 from vectors_world import NOW, case
 
 MISMATCH = ("logprob-mismatch", "sampling-mismatch")
-SOFT = ("stale", "key-too-new", "environment-failed", "unknown-checkpoint", "rate", "quarantined", "banned")
+SOFT = ("stale", "key-too-new", "withheld", "repetition", "environment-failed", "unknown-checkpoint", "rate", "quarantined", "banned")
 FAR, NEAR = (0.5, 1e-4), (9e-4, 1e-4)
 
 
@@ -47,7 +47,7 @@ class Key:
     def refused(self, code: str, measured: float | None = None, threshold: float | None = None) -> Key:
         if code not in SOFT and self.state not in ("quarantine", "banned"):
             slight = code in MISMATCH and measured is not None and threshold and measured < 10 * threshold
-            self.score += 0.5 if slight or code == "withheld" else 1.0
+            self.score += 0.5 if slight else 1.0
             if code in ("drift", "wrong-checkpoint"):
                 self._quarantine()
             else:
@@ -116,7 +116,7 @@ def states() -> list[dict[str, Any]]:
         active("far mismatches count whole").refused("logprob-mismatch", *FAR).refused("sampling-mismatch", *FAR),
         active("ten times the threshold is far").often(2, "sampling-mismatch", 1.0, 0.1),
         active("a mismatch without a figure is far").often(2, "logprob-mismatch"),
-        active("withheld counts half").often(3, "withheld", 40.0, 7.0).refused("withheld", 40.0, 7.0),
+        active("tasks withheld and tokens that repeat cost nothing but the group").often(100, "withheld", 40.0, 7.0).often(100, "repetition", 96.0, 64.0),
         active("a code that nobody knows counts whole").refused("too-good"),
         active("four faults: a quarantine of a minute", "REP-2").often(4, "copied", 64.0, 40.0),
         Key("a stranger's four faults", "REP-2", "faults").often(4, "wrong-environment"),

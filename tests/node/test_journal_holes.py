@@ -135,7 +135,7 @@ def test_what_still_waits_when_its_checkpoint_is_stale_is_refused(journal: Journ
     assert state(journal, 0) == "pending"
     record = journal.key(KEY)
     assert record is not None
-    assert (record.reputation.score, record.refused) == (0.5, 2)  # one fault for both
+    assert (record.reputation.score, record.refused) == (0.0, 2)
 
 
 def test_a_group_that_would_wait_for_a_stale_checkpoint_is_refused_at_once(journal: Journal) -> None:
@@ -149,7 +149,7 @@ def test_a_group_that_would_wait_for_a_stale_checkpoint_is_refused_at_once(journ
     assert receipt.code == "withheld"
 
 
-def test_groups_that_come_when_the_accounts_are_closed_are_no_further_faults(journal: Journal) -> None:
+def test_groups_that_come_when_the_accounts_are_closed_are_refused_and_no_faults(journal: Journal) -> None:
     take(journal, 0, 9)
     publish(journal, 3, 4)  # while a dozen more were on their way through the trainer's inbox
     errors = take(journal, *range(20, 32))
@@ -157,7 +157,7 @@ def test_groups_that_come_when_the_accounts_are_closed_are_no_further_faults(jou
     assert len(errors) == 12
     record = journal.key(KEY)
     assert record is not None
-    assert (record.reputation.score, record.reputation.state, record.refused) == (0.5, "probation", 13)
+    assert (record.reputation.score, record.reputation.state, record.refused) == (0.0, "probation", 13)
 
 
 def test_a_repeat_of_a_group_that_waits_gets_the_same_verdict(journal: Journal) -> None:
