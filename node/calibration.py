@@ -54,13 +54,11 @@ def embedded_thresholds() -> Thresholds:
 
 
 def find_thresholds(weights: bytes, dtype: str, home: Path | None = None) -> Thresholds | None:
-    """Those calibrated for these weights (`checkpoints.weights_hash`) and this dtype, the home's before the
-    packaged ones; None where there are none."""
-    for file in _files(home):
-        found = read_calibration(file)
-        if found.dtype == dtype and found.thresholds.model == weights:
-            return found.thresholds
-    return None
+    """Those calibrated for these weights (`checkpoints.weights_hash`) and this dtype on the most groups, so
+    that a quick try replaces nothing; the home's where two are alike. None where there are none."""
+    found = [read_calibration(file) for file in _files(home)]
+    fitting = [one.thresholds for one in found if one.dtype == dtype and one.thresholds.model == weights]
+    return max(fitting, key=lambda one: one.groups, default=None)
 
 
 def _files(home: Path | None) -> Iterator[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from nous_node.protocol.errors import LocalError
+from nous_node.protocol.runs import Thresholds
 
 from .cli_commands import home_hint, home_path
 from .create import create_run
@@ -24,6 +25,9 @@ ALLOWED = {
     "staleness": "a whole number from 0 to 8",
 }
 """The rules of `RunPlan` in words, for the flags."""
+
+FEW = 0.05
+"""Bound on honest groups refused from which on a person is told to calibrate on more."""
 
 _NAMED = re.compile(r"`\$\.(\w+)`")
 """The field that an error of msgspec is about."""
@@ -50,8 +54,22 @@ def make_run(
     return (
         f"Made the run {name} ({run.run.hex()[:16]}) in {run.path}: "
         f"{manifest.model.parameters:,} parameters, {environments}.\n"
+        f"{_calibrated(manifest.thresholds)}\n"
         f"Train it with: nous-node train {name}{home_hint(home)}"
     )
+
+
+def _calibrated(thresholds: Thresholds) -> str:
+    """How far the verification thresholds can be relied on."""
+    if not thresholds.groups:
+        return "Nobody calibrated its thresholds: honest groups may be refused and false ones accepted."
+    bound = f"at most {100 * thresholds.false_refusals:.2g} % of honest groups are refused (95 %)"
+    more = (
+        "; calibrate again with more --rollouts for a smaller bound"
+        if thresholds.false_refusals > FEW
+        else ""
+    )
+    return f"Verification thresholds of {thresholds.groups:,} honest groups: {bound}{more}."
 
 
 def over(plan: RunPlan, flags: Mapping[str, object]) -> RunPlan:

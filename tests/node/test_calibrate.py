@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nous_node.node import calibrate
+from nous_node.node import calibrate, calibration
 from nous_node.node.calibrate import CalibrateOptions, run_calibrate
 from nous_node.node.calibrate_engines import Course, kernels
 from nous_node.node.calibrate_figures import BFLOAT16, FLOAT32, Margins, Observation, rounded_up, thresholds
@@ -161,6 +161,9 @@ def test_a_calibration_of_the_embedded_default_is_found_by_a_run_of_it(
     assert made.thresholds.groups == 8
     assert str(tmp_path) not in file.read_text()
     assert made.thresholds.model is not None
+    found = find_thresholds(made.thresholds.model, "float32", tmp_path)
+    assert found == embedded_thresholds(), "a quick try replaces nothing"
+    monkeypatch.setattr(calibration, "PACKAGED", tmp_path / "none")
     assert find_thresholds(made.thresholds.model, "float32", tmp_path) == made.thresholds
 
 
