@@ -57,7 +57,10 @@ ADVICE: Mapping[Code, str] = {
     Code.REWARD_MISMATCH: "Install exactly the environment version that the run names, and its dependencies.",
     Code.LOGPROB_MISMATCH: _ENGINE,
     Code.SAMPLING_MISMATCH: _ENGINE,
-    Code.ENVIRONMENT_FAILED: "Tell the run's owner: the environment failed when the trainer recomputed it.",
+    Code.ENVIRONMENT_FAILED: (
+        "Install exactly the environment version that the run names; if groups still end so, tell the run's "
+        "owner that its environment fails at the trainer."
+    ),
     Code.COPIED: "Run one node a key; sampled tokens that somebody else sent first count for nothing.",
     Code.REPETITION: "Usual for a weak policy in a run whose sampling is free; else run `nous-node doctor`.",
     Code.DRIFT: _ENGINE,

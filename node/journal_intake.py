@@ -32,28 +32,36 @@ MAX_BLAMED: Final = 65_536
 restart of the trainer forgets them, and one more may count."""
 
 
-ONCE: Final = frozenset({Code.COUNTER_REUSED, Code.COUNTER_GAP})
+ONCE: Final = frozenset({Code.COUNTER_REUSED, Code.COUNTER_GAP, Code.ENVIRONMENT_FAILED})
 """Codes that are one fault a key and checkpoint, however many groups are refused with them. Nothing comes of
-those groups; and a volunteer that lost its last minutes to a power failure makes all their tasks again."""
+those groups; a volunteer that lost its last minutes to a power failure makes all their tasks again; and an
+environment that fails at the trainer may fail over everything."""
+
+MAX_FAILED: Final = 3
+"""Groups of a key and checkpoint over which the environment may fail. Each may cost the trainer a minute or a
+learner; those that follow are refused without being run. [VER-3]"""
 
 
 class Blamed:
     """Faults that have counted and do so once a key and checkpoint. [REP-1]"""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[bytes, bytes, str], None] = {}
+        self._known: dict[tuple[bytes, bytes, str], int] = {}
+        """By key, checkpoint and code: how many groups."""
 
     def again(self, key: bytes, checkpoint: bytes, code: str) -> bool:
         """Whether it is such a fault and has counted before; from now on it has."""
         if code not in ONCE:
             return False
         place = key, checkpoint, code
-        if place in self._known:
-            return True
-        self._known[place] = None
+        self._known[place] = self._known.get(place, 0) + 1
         if len(self._known) > MAX_BLAMED:
             del self._known[next(iter(self._known))]
-        return False
+        return self._known.get(place, 0) > 1
+
+    def breaks(self, key: bytes, checkpoint: bytes) -> bool:
+        """Whether the environment failed over as many of its groups as it may. [VER-3]"""
+        return self._known.get((key, checkpoint, Code.ENVIRONMENT_FAILED), 0) >= MAX_FAILED
 
 
 class Turns:
@@ -107,6 +115,8 @@ class Intake:
 
     def _add(self, group: StoredGroup) -> None:
         _check_version(group, self._ledger.known(group.key))
+        if self._blamed.breaks(group.key, group.checkpoint):
+            raise _not_run()
         self._ledger.seen(group.key)
         counters = read_counters(self._connection, group.key, group.checkpoint)
         check_counter(self._connection, group, counters)
@@ -176,6 +186,27 @@ def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Cou
     ).fetchall()
     for (rollout,) in ids:
         answer(ledger, refused(rollout, key, error))
+
+
+def refuse_unrun(ledger: Ledger, key: bytes, checkpoint: bytes, blamed: Blamed) -> None:
+    """The environment has failed often enough: what else of the key and checkpoint has no verdict is not run.
+    [VER-3]"""
+    unqueue(ledger.connection, key, checkpoint)
+    ids = ledger.connection.execute(
+        "UPDATE groups SET state = 'refused' WHERE key = ? AND checkpoint = ? "
+        "AND state IN ('pending', 'waiting') RETURNING id",
+        (key, checkpoint),
+    ).fetchall()
+    for (rollout,) in ids:
+        receipt = refused(rollout, key, _not_run())
+        answer(ledger, receipt, again=blamed.again(key, checkpoint, receipt.code))
+
+
+def _not_run() -> RemoteError:
+    return RemoteError(
+        Code.ENVIRONMENT_FAILED,
+        f"The environment failed over {MAX_FAILED} groups of this key and checkpoint: no more are run.",
+    )
 
 
 def _check_version(group: StoredGroup, record: KeyRecord) -> None:

@@ -54,7 +54,8 @@ FORGIVEN_AFTER: Final = 1_000
 NEAR: Final = 10.0
 """A mismatch below so many times its threshold may be another engine's arithmetic."""
 SLIGHT: Final = 0.5
-"""Weight of such a mismatch."""
+"""Weight of such a mismatch, and of an environment that failed: whoever made the group ran it on these tokens
+before, but time and memory may differ."""
 
 SOFT: Final = frozenset(
     {
@@ -73,7 +74,6 @@ SOFT: Final = frozenset(
         Code.KEY_TOO_NEW,
         Code.WITHHELD,
         Code.REPETITION,
-        Code.ENVIRONMENT_FAILED,
         Code.NOT_FOUND,
     }
 )
@@ -185,6 +185,8 @@ def weight_of(code: str, measured: float | None, threshold: float | None) -> flo
     see to."""
     if code in SOFT:
         return 0.0
+    if code == Code.ENVIRONMENT_FAILED:
+        return SLIGHT
     if code in _MEASURED and measured is not None and threshold is not None and measured < NEAR * threshold:
         return SLIGHT
     return 1.0

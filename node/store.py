@@ -3,7 +3,7 @@
     waiting -> pending                  the holes before it are filled [TSK-7]
     waiting -> refused                  they never were
     pending -> accepted -> used         by a verdict; by the version that learnt from it
-    pending -> refused                  by a verdict
+    pending -> refused                  by a verdict; unseen where the environment fails over groups like it
     pending -> used                     too old to judge when a version was made
     accepted -> dropped                 its key lost its standing: not to be trained on [REP-2] [VER-13]
 
@@ -28,7 +28,7 @@ from nous_node.protocol.receipts import Receipt, Standing, State
 
 from .database import Cell, Database, Row, SequenceNumbers
 from .journal_counters import Draws, RunRules
-from .journal_intake import Blamed, Intake, Turns, close_accounts
+from .journal_intake import Blamed, Intake, Turns, close_accounts, refuse_unrun
 from .journal_keys import Ledger, Ranks, heard, peers, restrained, states
 from .journal_receipts import SAME_GROUP, answer, place, repeated, settle
 from .journal_tables import (
@@ -248,22 +248,30 @@ class Journal:
         `unaudited`: groups of which not all was verified [VER-13]. `drifts`: the learner's sums by key.
         """
         first = []
+        failing = set[tuple[bytes, bytes]]()
         with self._ledger(now) as ledger:
             for key, drift in (drifts or {}).items():
                 ledger.sums(key, drift)
             for receipt in receipts:
                 audited = receipt.rollout not in unaudited
                 row = ledger.connection.execute(
-                    "SELECT arrival, version FROM groups WHERE id = ? AND state = 'pending'",
+                    "SELECT arrival, version, key, checkpoint FROM groups WHERE id = ? AND state = 'pending'",
                     (receipt.rollout,),
                 ).fetchone()
-                if row is not None:
-                    ledger.connection.execute(
-                        "UPDATE groups SET state = ?, audited = ? WHERE arrival = ?",
-                        (receipt.verdict, audited, row[0]),
-                    )
-                    answer(ledger, receipt, version=row[1], audited=audited)
-                    first.append(receipt)
+                if row is None:
+                    continue
+                arrival, version, key, checkpoint = row
+                ledger.connection.execute(
+                    "UPDATE groups SET state = ?, audited = ? WHERE arrival = ?",
+                    (receipt.verdict, audited, arrival),
+                )
+                again = self._blamed.again(key, checkpoint, receipt.code)
+                answer(ledger, receipt, version=version, audited=audited, again=again)
+                first.append(receipt)
+                if self._blamed.breaks(key, checkpoint):
+                    failing.add((key, checkpoint))
+            for key, checkpoint in failing:
+                refuse_unrun(ledger, key, checkpoint, self._blamed)
         return first
 
     # --- receipts --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from vectors_world import NOW, case
 
 MISMATCH = ("logprob-mismatch", "sampling-mismatch")
-SOFT = ("stale", "key-too-new", "withheld", "repetition", "environment-failed", "unknown-checkpoint", "rate", "quarantined", "banned")
+SOFT = ("stale", "key-too-new", "withheld", "repetition", "unknown-checkpoint", "rate", "quarantined", "banned")
 FAR, NEAR = (0.5, 1e-4), (9e-4, 1e-4)
 
 
@@ -47,7 +47,7 @@ class Key:
     def refused(self, code: str, measured: float | None = None, threshold: float | None = None) -> Key:
         if code not in SOFT and self.state not in ("quarantine", "banned"):
             slight = code in MISMATCH and measured is not None and threshold and measured < 10 * threshold
-            self.score += 0.5 if slight else 1.0
+            self.score += 0.5 if slight or code == "environment-failed" else 1.0
             if code in ("drift", "wrong-checkpoint"):
                 self._quarantine()
             else:
@@ -105,7 +105,7 @@ def states() -> list[dict[str, Any]]:
     rows = [
         Key("sixteen groups of two versions end a probation", "REP-1").accepted(15).accepted(1),
         Key("one version is not enough", "REP-1").accepted(20, 0).accepted(1, 1),
-        Key("soft codes change nothing, however many", "REP-1").often(200, "stale").refused("key-too-new").refused("environment-failed").refused("rate").accepted(16),
+        Key("soft codes change nothing, however many", "REP-1").often(200, "stale").refused("key-too-new").refused("rate").accepted(16),
         Key("a fault at the beginning is lived down", "REP-1", "faults").refused("finish").accepted(16),
         Key("two faults take longer", "REP-1", "faults").often(2, "finish").accepted(16).accepted(19).accepted(1),
         active("one fault does not throttle", flags="faults").refused("prompt-mismatch", 3.0),
@@ -116,6 +116,7 @@ def states() -> list[dict[str, Any]]:
         active("far mismatches count whole").refused("logprob-mismatch", *FAR).refused("sampling-mismatch", *FAR),
         active("ten times the threshold is far").often(2, "sampling-mismatch", 1.0, 0.1),
         active("a mismatch without a figure is far").often(2, "logprob-mismatch"),
+        active("an environment that failed counts half, of other checkpoints again").often(4, "environment-failed"),
         active("tasks withheld and tokens that repeat cost nothing but the group").often(100, "withheld", 40.0, 7.0).often(100, "repetition", 96.0, 64.0),
         active("a code that nobody knows counts whole").refused("too-good"),
         active("four faults: a quarantine of a minute", "REP-2").often(4, "copied", 64.0, 40.0),

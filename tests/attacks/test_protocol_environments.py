@@ -146,7 +146,7 @@ def test_scorer_that_pays_for_nonsense_is_paid_by_nobody(fair: Any) -> None:
 
 @pytest.mark.attack("answer that breaks a scorer", "environment-failed")
 def test_scorer_that_raises_refuses_its_group_only(fair: Any) -> None:
-    """It counts against nobody: scorers break by themselves."""
+    """Half a fault: it broke over the same tokens before they were sent."""
     forger = fair.known("quizmaster")
     group = with_byte(answering(fair, forger, "?"), RAISES)
     fair.refuses(forger, group.to_bytes(), Code.ENVIRONMENT_FAILED)

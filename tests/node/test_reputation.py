@@ -67,9 +67,10 @@ def test_a_mismatch_near_its_threshold_weighs_half(code: Code) -> None:
     assert weight_of(code, 1.0, None) == 1.0
 
 
-def test_withheld_tasks_and_repetition_weigh_nothing_and_what_is_in_no_table_one() -> None:
+def test_codes_that_weigh_less_than_one_are_named_and_all_others_weigh_one() -> None:
     assert weight_of(Code.WITHHELD, 5.0, 3.0) == 0.0
     assert weight_of(Code.REPETITION, 96.0, 64.0) == 0.0
+    assert weight_of(Code.ENVIRONMENT_FAILED, None, None) == 0.5
     assert weight_of(Code.REWARD_MISMATCH, 0.2, 0.1) == 1.0
     assert weight_of("a-code-of-tomorrow", None, None) == 1.0
 
