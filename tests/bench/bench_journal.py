@@ -5,7 +5,9 @@
 `add` and `decide`: microseconds of CPU a group, in batches of 32 and 64, of ten keys and of a thousand among
 `--keys`. `standings`: milliseconds for 1,024 keys, the first time and later. `jump`, `promote`, `close`:
 milliseconds for the largest jump of a counter, for the message that lets 3,500 groups go which waited for it,
-and for a publication that refuses 8,000. Disk time is not in it.
+and for a publication that refuses 8,000. `trim` and `trim_keys`: milliseconds of a publication for what is
+forgotten beside 20,000 groups that are kept and 20,000 repeats, and where keys are counted and a sixteenth
+of them goes. Disk time is not in it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from nous_node.node.journal_trim import KEPT_KEYS, trim
 from nous_node.node.store import Journal, RunRules, StoredCheckpoint, StoredGroup
 from nous_node.protocol.constants import MAX_COUNTER_GAP
 from nous_node.protocol.receipts import accepted
@@ -104,6 +107,30 @@ def worst(journal: Journal) -> dict[str, float]:
     return {"jump_ms": jump, "promote_ms": promote, "close_ms": close}
 
 
+def forgetting(journal: Journal) -> dict[str, float]:
+    """As many keys as are kept and some more, as many groups as an audit may ask for."""
+    kept = 20_000
+    with journal._database.transaction() as connection:
+        connection.executemany(
+            "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent) VALUES(?, 1, -1, 1, 'bench')",
+            [(key(number),) for number in range(KEPT_KEYS + 100)],
+        )
+        connection.executemany(
+            "INSERT INTO groups(id, key, checkpoint, version, counter, digest, received_ms, bytes, state) "
+            "VALUES(?, ?, x'00', 1, ?, x'00', 1, 2000, 'used')",
+            [(key(number), key(number % 100), number) for number in range(kept)],
+        )
+        connection.executemany(
+            "INSERT INTO repeats VALUES(?, ?)", [(key(kept + number), key(number)) for number in range(kept)]
+        )
+    with journal._database.transaction() as connection:
+        keys = milliseconds(lambda: trim(connection, 256))  # of version 0
+    publish(journal, 0)
+    publish(journal, 1)
+    with journal._database.transaction() as connection:
+        return {"trim_ms": milliseconds(lambda: trim(connection, 256)), "trim_keys_ms": keys}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=int, default=100_000)
@@ -113,6 +140,8 @@ def main() -> None:
             figures = ordinary(journal, keys)
         with Journal.open(Path(folder) / "worst.sqlite", RULES) as journal:
             figures |= worst(journal)
+        with Journal.open(Path(folder) / "forgetting.sqlite", RULES) as journal:
+            figures |= forgetting(journal)
     print(json.dumps({"bench": "journal", "keys": keys, **{k: round(v, 2) for k, v in figures.items()}}))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nous_node.node import journal_trim
-from nous_node.node.store import Journal, StoredGroup
+from nous_node.node.store import Journal, StoredCheckpoint, StoredGroup
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.receipts import accepted
 
@@ -66,10 +66,29 @@ def test_keys_without_merit_are_forgotten_first(journal: Journal, monkeypatch: p
     for number in range(5):
         journal.hear(bytes([number]) * 32, "flood", NOW + number, 0)
     monkeypatch.setattr(journal_trim, "KEPT_KEYS", 2)
+    monkeypatch.setattr(journal_trim, "FORGOTTEN_KEYS", 0)
     journal.trim()
     assert journal.stats().keys == 2
     assert journal.key(ALICE) is not None
     assert journal.key(bytes([4]) * 32) is not None
+
+
+def test_many_keys_are_forgotten_at_once_and_then_none_for_a_while(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_trim, "KEPT_KEYS", 8)
+    monkeypatch.setattr(journal_trim, "FORGOTTEN_KEYS", 3)
+    known = []
+    for version in range(2 * journal_trim.COUNTED_EVERY + 1):
+        if version % 2 == 0:
+            journal.hear(bytes([version]) * 32, "flood", NOW + version, 0)
+        journal.publish(StoredCheckpoint(version, bytes([version]) * 32, b"", "", NOW, {}, {}), [])
+        known.append(journal.stats().keys)
+    start = known[0]
+    assert known[journal_trim.COUNTED_EVERY] == 5  # where they are counted
+    assert known[journal_trim.COUNTED_EVERY - 1] == start + 7
+    assert known[-1] == 5
+    assert journal.key(bytes([2 * journal_trim.COUNTED_EVERY]) * 32) is not None
 
 
 def test_answers_to_keys_that_nobody_knows_are_bounded_also_between_publications(

@@ -234,6 +234,7 @@ def test_keys_that_were_in_quarantine_are_not_forgotten_for_those_that_only_gree
     for number in range(5):
         journal.hear(bytes([number]) * 32, "flood", NOW + 1 + number, 0)
     monkeypatch.setattr(journal_trim, "KEPT_KEYS", 2)
+    monkeypatch.setattr(journal_trim, "FORGOTTEN_KEYS", 0)
     journal.trim()
     refusals = {one.key: one.refused for one in journal.peers()}
     assert refusals == {ALICE: {"reward-mismatch": 4}, bytes([4]) * 32: {}}

@@ -203,14 +203,16 @@ def test_a_repeat_that_the_gossip_path_turned_away_is_answered_if_its_group_is_h
     assert not journal.repeated(group(0, BOB))
 
 
-def test_repeats_of_groups_that_are_forgotten_are_forgotten(journal: Journal) -> None:
+def test_repeats_of_groups_that_are_forgotten_are_forgotten(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was too old to judge has no verdict that would have answered its repeats."""
+    monkeypatch.setattr(journal_trim, "KEPT_VERSIONS", -10)
     journal.add_many([group(0), group(0, seal=b"1"), group(1), group(1, seal=b"1")])
     count = journal._database.number
     journal.trim()
     assert count("SELECT count(*) FROM repeats") == 2
-    with journal._database.transaction() as connection:
-        connection.execute("DELETE FROM groups WHERE counter = 0")
-    journal.trim()
+    journal.publish(checkpoint(0), [group(0).id])
     assert count("SELECT count(*) FROM repeats") == 1
 
 
