@@ -31,27 +31,29 @@ class Copies:
     """Prefixes of trajectories that were not refused. Those that came long ago are forgotten: `prefixes` of
     them are kept at least."""
 
-    def __init__(self, prefixes: int = PREFIXES) -> None:
-        self._prefixes = prefixes
+    def __init__(self, prefixes: int = PREFIXES, *, free: bool = False) -> None:
+        """`free`: in a run without seeded sampling."""
+        self._prefixes, self._free = prefixes, free
         self._recent: dict[bytes, Owner] = {}
         self._older: dict[bytes, Owner] = {}
 
     def check(self, owner: Owner, sampled: Sequence[tuple[NDArray[np.int64], NDArray[np.float32]]]) -> None:
         """RemoteError(COPIED) where a trajectory shares a prefix with one of another group, or with one
-        before it in its own. `sampled`: tokens [N] and reported log-probs [N] of each trajectory."""
+        before it in its own. `sampled`: tokens [N] and reported log-probs [N] of each trajectory.
+
+        It has no figures in a free run where the other one is of another key: whoever was first may have
+        heard the other's tokens, and there nothing shows who drew them."""
         own: set[bytes] = set()
         for tokens, logprobs in sampled:
             surprisals = -np.cumsum(logprobs, dtype=np.float64)
             marks = list(_prefixes(tokens))
             for length, mark in marks:
-                if surprisals[length - 1] > MAX_SURPRISAL and (mark in own or self._of_another(mark, owner)):
-                    raise RemoteError(
-                        Code.COPIED,
-                        f"The first {length} sampled tokens of a trajectory are those of another that came "
-                        "before.",
-                        measured=float(surprisals[length - 1]),
-                        threshold=MAX_SURPRISAL,
-                    )
+                if surprisals[length - 1] <= MAX_SURPRISAL:
+                    continue
+                source = owner if mark in own else self._owner(mark)
+                if mark in own or source not in (None, owner):
+                    known = not self._free or source is None or source[0] == owner[0]
+                    raise _copied(length, float(surprisals[length - 1]) if known else None)
             own.update(mark for _, mark in marks)
 
     def add(self, owner: Owner, sampled: Sequence[NDArray[np.int64]]) -> None:
@@ -66,8 +68,14 @@ class Copies:
     def _owner(self, mark: bytes) -> Owner | None:
         return self._recent.get(mark) or self._older.get(mark)
 
-    def _of_another(self, mark: bytes, owner: Owner) -> bool:
-        return self._owner(mark) not in (None, owner)
+
+def _copied(length: int, surprisal: float | None) -> RemoteError:
+    return RemoteError(
+        Code.COPIED,
+        f"The first {length} sampled tokens of a trajectory are those of another that came before.",
+        measured=surprisal,
+        threshold=None if surprisal is None else MAX_SURPRISAL,
+    )
 
 
 def lengths(tokens: int) -> list[int]:

@@ -69,7 +69,7 @@ class Examiner:
     ) -> None:
         self.versions = versions
         self._verifier, self._settings = verifier, settings
-        self._copies = Copies()
+        self._copies = Copies(free=verifier.manifest.sampling.mode == "free")
         self._drifts: dict[bytes, Drift] = {}
         self._draw = draw
         self._compares = compares_versions(verifier.manifest)

@@ -187,6 +187,8 @@ def weight_of(code: str, measured: float | None, threshold: float | None) -> flo
         return 0.0
     if code == Code.ENVIRONMENT_FAILED:
         return SLIGHT
+    if code == Code.COPIED and measured is None:
+        return 0.0  # whoever was first may be the copy [VER-7]
     if code in _MEASURED and measured is not None and threshold is not None and measured < NEAR * threshold:
         return SLIGHT
     return 1.0

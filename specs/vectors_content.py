@@ -44,8 +44,9 @@ class Session:
     def passes(self) -> dict[str, Any]:
         return case(self.comment, "VER-7", "valid", groups=self.groups, tolerance=1e-9)
 
-    def fails(self, measured: float) -> dict[str, Any]:
-        verdict = {"code": "copied", "measured": measured, "threshold": SURPRISAL}
+    def fails(self, measured: float | None, **mode: str) -> dict[str, Any]:
+        figures = {} if measured is None else {"measured": measured, "threshold": SURPRISAL}
+        verdict = {**mode, "code": "copied", **figures}
         return case(self.comment, "VER-7", "invalid", groups=self.groups, **verdict, tolerance=1e-9)
 
 
@@ -92,6 +93,9 @@ def copies() -> list[dict[str, Any]]:
         .takes(A, counter=3, checkpoint=2)
         .fails(64.0),
         Session("two trajectories of one group").takes(A, B, A).fails(64.0),
+        of_bob("of another key where nothing shows who drew it", [A]).takes(A).fails(None, mode="free"),
+        Session("a copy of one's own in such a run").takes(A).takes(A).fails(64.0, mode="free"),
+        Session("two trajectories of one group in such a run").takes(A, B, A).fails(64.0, mode="free"),
         of_bob("of one that came long before", [A], [B], [C], [D]).takes(text(8, 64), A).fails(64.0),
         Session("a copy of a copy that was refused is one of the first")
         .takes(A, sender=BOB.key)

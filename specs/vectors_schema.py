@@ -110,6 +110,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "copies": {
         "groups": OBJECTS,
+        "mode?": TEXT,
         "code?": CODE,
         "measured?": NUMBER,
         "threshold?": NUMBER,

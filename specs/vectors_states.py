@@ -46,8 +46,9 @@ class Key:
 
     def refused(self, code: str, measured: float | None = None, threshold: float | None = None) -> Key:
         if code not in SOFT and self.state not in ("quarantine", "banned"):
+            unknown = code == "copied" and measured is None
             slight = code in MISMATCH and measured is not None and threshold and measured < 10 * threshold
-            self.score += 0.5 if slight or code == "environment-failed" else 1.0
+            self.score += 0.0 if unknown else 0.5 if slight or code == "environment-failed" else 1.0
             if code in ("drift", "wrong-checkpoint"):
                 self._quarantine()
             else:
@@ -117,6 +118,7 @@ def states() -> list[dict[str, Any]]:
         active("ten times the threshold is far").often(2, "sampling-mismatch", 1.0, 0.1),
         active("a mismatch without a figure is far").often(2, "logprob-mismatch"),
         active("an environment that failed counts half, of other checkpoints again").often(4, "environment-failed"),
+        active("a copy of which nobody knows who made it costs nothing but the group").often(5, "copied"),
         active("tasks withheld and tokens that repeat cost nothing but the group").often(100, "withheld", 40.0, 7.0).often(100, "repetition", 96.0, 64.0),
         active("a code that nobody knows counts whole").refused("too-good"),
         active("four faults: a quarantine of a minute", "REP-2").often(4, "copied", 64.0, 40.0),

@@ -75,12 +75,13 @@ def test_completions_of_somebody_else_are_refused(garden: Any, author: Any, shar
     forger, made = author
     engine = replayed(made, forger.manifest.sampling.stop[0], shared)
     receipt = refused(garden, f"copyist {shared}", engine, Code.COPIED)
-    assert receipt.measured > receipt.threshold
+    assert (receipt.measured, receipt.threshold) == (None, None)  # nothing shows who was copied
 
 
 @pytest.mark.attack("one sample in place of the others", "copied")
 def test_one_sample_instead_of_eight_is_refused(garden: Any) -> None:
-    refused(garden, "lazy", one_for_all, Code.COPIED)
+    receipt = refused(garden, "lazy", one_for_all, Code.COPIED)
+    assert receipt.measured > receipt.threshold
 
 
 @pytest.mark.attack("endless repetition", "repetition")

@@ -71,6 +71,23 @@ def test_a_group_that_repeats_its_own_trajectory_is_copied() -> None:
     assert code(Copies(), ALICE, sampled(ids, 0.5), sampled(ids, 0.5)) is None
 
 
+def test_in_a_free_run_only_copies_of_ones_own_have_figures() -> None:
+    """Whoever came first may have heard the other."""
+    copies, ids = Copies(free=True), tokens(1, 40)
+    copies.add(ALICE, [ids])
+    figures = []
+    for owner, trajectories in (
+        (BOB, [ids]),
+        ((*ALICE[:2], 1), [ids]),
+        (BOB, [tokens(2, 40), tokens(2, 40)]),
+    ):
+        with pytest.raises(RemoteError) as error:
+            copies.check(owner, [sampled(one) for one in trajectories])
+        assert error.value.code == Code.COPIED
+        figures.append((error.value.measured, error.value.threshold))
+    assert figures == [(None, None), (48.0, 40.0), (48.0, 40.0)]
+
+
 def test_what_was_checked_and_not_added_is_not_known() -> None:
     """A group that is refused takes nothing from who comes later with the same tokens."""
     copies, ids = Copies(), tokens(1, 40)

@@ -64,9 +64,13 @@ class Bench:
         thresholds: Thresholds = TIGHT,
         dtype: str = "float32",
         draw: Callable[[], float] = lambda: 0.99,
+        mode: str = "seeded",
     ) -> Examiner:
         self.policy.load_tensors(Policy.load(self.folder.checkpoint(0), "float32").tensors())
-        verifier = Verifier(self.folder.run, self.manifest(thresholds, dtype), self.environments)
+        manifest = self.manifest(thresholds, dtype)
+        sampling = msgspec.structs.replace(manifest.sampling, mode=mode)
+        manifest = msgspec.structs.replace(manifest, sampling=sampling)
+        verifier = Verifier(self.folder.run, manifest, self.environments)
         versions = Versions(self.policy, self.policy, 0, self.folders, 6)
         return Examiner(verifier, versions, self.settings, draw)
 
@@ -173,6 +177,14 @@ def test_who_was_copied_by_somebody_faster_is_accepted_where_the_draw_shows_it(
     assert codes(examined) == ["accepted", "accepted"]
     again = changed(bench.copied(bench.bob[1], bench.alice[0]), audit=audit)
     assert codes(bench.examiner().verify([bench.alice[0], again])) == ["accepted", Code.COPIED]
+
+
+def test_in_a_free_run_the_later_one_is_refused_and_nobody_is_blamed(bench: Bench) -> None:
+    copy = bench.copied(bench.bob[0], bench.alice[0])
+    examined = bench.examiner(mode="free").verify([bench.alice[0], copy])
+    assert codes(examined) == ["accepted", Code.COPIED]
+    receipt = examined.judged[1].receipt
+    assert (receipt.measured, receipt.threshold) == (None, None)
 
 
 def test_groups_accepted_before_are_known_and_never_copies_themselves(bench: Bench) -> None:

@@ -67,6 +67,11 @@ def test_a_mismatch_near_its_threshold_weighs_half(code: Code) -> None:
     assert weight_of(code, 1.0, None) == 1.0
 
 
+def test_a_copy_of_which_nobody_knows_who_made_it_weighs_nothing() -> None:
+    assert weight_of(Code.COPIED, None, None) == 0.0
+    assert weight_of(Code.COPIED, 48.0, 40.0) == 1.0
+
+
 def test_codes_that_weigh_less_than_one_are_named_and_all_others_weigh_one() -> None:
     assert weight_of(Code.WITHHELD, 5.0, 3.0) == 0.0
     assert weight_of(Code.REPETITION, 96.0, 64.0) == 0.0

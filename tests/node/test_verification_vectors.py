@@ -105,7 +105,7 @@ def drive_evidence(case: Case) -> None:
 
 
 def drive_copies(case: Case) -> None:
-    copies = Copies()
+    copies = Copies(free=case.get("mode") == "free")
     for group in case["groups"]:
         owner = (bytes.fromhex(group["key"]), bytes.fromhex(group["checkpoint"]), group["counter"])
         tokens = [np.array(one["tokens"], np.int64) for one in group["trajectories"]]
