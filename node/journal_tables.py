@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from .database import NUMBERS, Cell, Row, Schema
-from .reputation import Reputation
+from .reputation import PASSED, Reputation
 
 SCHEMA: Final = Schema(
     "journal",
@@ -56,6 +56,7 @@ SCHEMA: Final = Schema(
         drift BLOB NOT NULL DEFAULT x''
     ) WITHOUT ROWID;
     CREATE INDEX keys_heard ON keys(heard_version);
+    CREATE INDEX keys_passed ON keys(first_version) WHERE passed >= {PASSED} AND several = 0;
     CREATE INDEX keys_state ON keys(state) WHERE state <> 'probation';
     CREATE TABLE refusals(
         key BLOB, code TEXT, groups INTEGER NOT NULL, PRIMARY KEY(key, code)

@@ -1,5 +1,9 @@
 """When a run without an update draws a new beacon for keys that wait. [TSK-6]
 
+Besides keys that count for no version yet, two kinds wait for one that may never come by itself: a key whose
+probation needs a second version, beside others that are too slow for an update; and a key whose groups wait
+for tasks that it gave up for good, until its window is full of them and nothing else is learnt from. [TSK-7]
+
 Each renewal is a version, and rollouts age by versions: keys cost nothing, so without a pace somebody who
 makes one a second would make every honest group stale. A renewal waits for twice as long as the one before
 it, and never less than an update takes: then versions are at most some twice as many as updates, and where
@@ -10,11 +14,23 @@ from __future__ import annotations
 
 import math
 
+from .store import Journal
+
 FIRST_PAUSE_S = 5.0
 """From a version to a renewal, at first: volunteers who start together share one beacon."""
 
 MAX_PAUSE_S = 600.0
 """Longest pause: a newcomer is never kept waiting for longer, whatever others do."""
+
+PATIENCE_S = 60.0
+"""For which groups have waited for others: a message that was lost is repeated after 10 s, 20 s, and 40 s."""
+
+
+def wanted(journal: Journal, version: int, now: int) -> bool:
+    """Whether anybody waits for a version after the newest, which is `version`. `now`: Unix milliseconds."""
+    if journal.newcomers(version) or journal.kept_on_probation(version):
+        return True
+    return not journal.count_pending() and journal.waiting_since(now - int(1000 * PATIENCE_S))
 
 
 class Renewals:

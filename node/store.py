@@ -43,7 +43,7 @@ from .journal_tables import (
 )
 from .journal_trim import trim, trim_peers, trim_receipts
 from .network_stats import Offender
-from .reputation import Reputation
+from .reputation import PASSED, Reputation
 
 __all__ = [
     "Journal",
@@ -131,6 +131,14 @@ class Journal:
     def newcomers(self, version: int) -> int:
         """Keys that count for no version up to `version`: they wait for the next beacon."""
         return self._database.number("SELECT count(*) FROM keys WHERE heard_version >= ?", (version,))
+
+    def kept_on_probation(self, version: int) -> int:
+        """Keys with as many accepted groups as end a probation, all of `version`: they need another one."""
+        return self._database.number(
+            f"SELECT count(*) FROM keys WHERE passed >= {PASSED} AND several = 0 AND state = 'probation' "
+            "AND first_version >= ?",
+            (version,),
+        )
 
     def holes(self, key: bytes, checkpoint: bytes) -> int:
         """Counters of a key that were skipped: rollouts that it withheld, or that are still on their way."""
@@ -221,6 +229,11 @@ class Journal:
             "SELECT count(*) FROM groups INDEXED BY groups_open "
             "WHERE state IN ('pending', 'accepted') AND state = 'pending'"
         )
+
+    def waiting_since(self, moment: int) -> bool:
+        """Whether a group that came at `moment` or before still waits for holes before it."""
+        query = "SELECT 1 FROM groups WHERE state = 'waiting' AND received_ms <= ? LIMIT 1"
+        return self._database.one(query, (moment,)) is not None
 
     def unused(self, limit: int = -1, after: int = 0) -> list[StoredGroup]:
         """Groups that no version has used, pending or accepted: what a new learner needs.

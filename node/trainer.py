@@ -41,7 +41,7 @@ from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
 from .pipe import ChildDied
 from .publishing import Publisher, damage
-from .renewals import Renewals
+from .renewals import Renewals, wanted
 from .runfolder import RunFolder
 from .standings import Standings
 from .store import Journal, RunRules, StoredGroup
@@ -269,12 +269,12 @@ class _Trainer:
         self.publisher.prune(self.keep, updated.good)
 
     async def _beacon_loop(self) -> None:
-        """Draws a new beacon for keys heard of since the last one, when no update is near. [TSK-6]"""
+        """Draws a new beacon for keys that wait for one, when no update is near. [TSK-6]"""
         while True:
             await trio.sleep(IDLE_SECONDS)
             if self.lessons.turn.locked() or not self.renewals.due(trio.current_time()):
                 continue
-            if not self.journal.newcomers(self.following.version):
+            if not wanted(self.journal, self.following.version, now_ms()):
                 continue
             async with self.lessons.turn:
                 head = self.publisher.renew()
