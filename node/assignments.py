@@ -63,6 +63,9 @@ class Assignments:
         self._suspected: Order | None = None
         """The one that is in work alone."""
         self._passed_over = 0
+        self.given_up = 0
+        """Tasks of the checkpoint in work that never become groups, since this node was started: behind too
+        many of them no group has a receipt before the checkpoint is stale. [TSK-7]"""
         self._end = sys.maxsize
         """Counters from here on are too far above the first one that made no group."""
 
@@ -107,6 +110,7 @@ class Assignments:
     def gave_up(self, counter: int) -> None:
         """A task of the checkpoint in work became no group, and never will."""
         self._outbox.skip(self._checkpoint, counter)
+        self.given_up += 1
         self._leave_out(counter)
 
     def _leave_out(self, counter: int) -> None:
@@ -114,6 +118,7 @@ class Assignments:
 
     def _begin(self, head: Head) -> None:
         self._checkpoint, self._passed_over, self._end = head.hash, 0, sys.maxsize
+        self.given_up = 0
         self._reserved.clear()
         self._suspects.clear()
         self._left = deque(self._outbox.unfinished(head.hash))

@@ -32,6 +32,7 @@ from .following import INBOX, Following, Head, drain, now_ms
 from .holdings import Holdings
 from .home import Home, StorageError
 from .joined import JoinedFolder, connecting, enter, entered, playable, refuse_too_large
+from .journal_counters import ALLOWED_HOLES
 from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
@@ -273,7 +274,9 @@ class _Volunteer:
             size = self.contribution.wanted(self.pacing.batch(batch, self.outbox.waiting()))
             if size:
                 return size
-            self.contribution.doing = "waiting for receipts"
+            lost = self.assignments.given_up
+            held_up = f"; behind {lost} tasks that were given up there may be none before newer versions"
+            self.contribution.doing = "waiting for receipts" + held_up * (lost > ALLOWED_HOLES)
             await self.contribution.changed()
 
     async def _load(self, head: Head) -> None:

@@ -84,6 +84,9 @@ def test_an_order_over_which_the_worker_dies_twice_is_given_up(base_run: RunFold
     taking.gave_up(guilty.counter)
     assert taking.take(head(1), 64) == [orders[2]]
     assert outbox.unfinished(head(1).hash) == [0, *range(2, BLOCK)]
+    assert taking.given_up == 1
+    taking.take(head(2), 1)
+    assert taking.given_up == 0
 
 
 def test_lost_orders_of_a_checkpoint_that_is_no_longer_current_are_left(
