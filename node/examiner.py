@@ -20,7 +20,6 @@ import numpy as np
 from nous_node.envs.environment import PolicySettings
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.receipts import accepted, refused
-from nous_node.protocol.runs import RunManifest
 from nous_node.trainer.prefill import Recomputed
 
 from .copies import Copies
@@ -34,6 +33,13 @@ COMPARED = 0.25
 """Share of an active key's audited groups that are also compared with the version before. It is drawn, so
 that nobody knows which; who samples with an old version throughout is found by any few, and a second prefill
 costs as much as the first."""
+
+FAR = 4.0
+"""Versions whose log-probs differ by more than so many times the limit need no comparison: who samples with
+the wrong one is refused for each group by itself."""
+
+MAX_VERSIONS = 32
+"""Of which it is known whether a comparison tells anything: more than are held."""
 
 _draw = SystemRandom().random
 
@@ -72,7 +78,8 @@ class Examiner:
         self._copies = Copies(free=verifier.manifest.sampling.mode == "free")
         self._drifts: dict[bytes, Drift] = {}
         self._draw = draw
-        self._compares = compares_versions(verifier.manifest)
+        self._telling: dict[int, bool] = {}
+        """Version -> whether a comparison with the one before it tells anything, by the first group."""
 
     def verify(self, candidates: Sequence[Candidate]) -> Examined:
         """A verdict for each."""
@@ -133,11 +140,12 @@ class Examiner:
 
     def _compared_with(self, candidate: Candidate) -> int | None:
         """The version that a group's log-probs are compared with, besides the one it names. [VER-12]"""
-        if not self._compares:
+        version = candidate.version
+        if version not in self._telling:  # one group finds out
+            self._telling = dict(sorted(self._telling.items())[-MAX_VERSIONS:]) | {version: False}
+        elif not self._telling[version] or (candidate.state == "active" and self._draw() >= COMPARED):
             return None
-        if candidate.state == "active" and self._draw() >= COMPARED:
-            return None
-        return self.versions.before(candidate.version)
+        return self.versions.before(version)
 
     def _settled(self, group: CheckedGroup, prefills: _Prefills | None, examined: Examined) -> Judged:
         """The verdict on a group that passed its replay; those before it have theirs."""
@@ -189,10 +197,16 @@ class Examiner:
         candidate = group.candidate
         measured = self._verifier.measure(group, prefills.of[candidate.version])
         if measured.error is not None:
+            if prefills.other is not None:
+                self._telling.pop(candidate.version, None)  # another group finds out
             raise measured.error
         before = self._drifts.get(candidate.key, candidate.drift)
         evidence = None if prefills.other is None else _evidence(group, measured, prefills.of[prefills.other])
-        drift = before.after(measured.figures, evidence, self._verifier.manifest.thresholds)
+        thresholds = self._verifier.manifest.thresholds
+        if evidence is not None:
+            far = evidence.apart > FAR * thresholds.logprobs.limit
+            self._telling[candidate.version] = evidence.tells(thresholds) and not far
+        drift = before.after(measured.figures, evidence, thresholds)
         if len(self._drifts) > MAX_KEYS:
             self._drifts.clear()
         self._drifts[candidate.key] = drift
@@ -205,14 +219,6 @@ class _Prefills:
 
     other: int | None
     of: dict[int, list[Recomputed]] = field(default_factory=dict)
-
-
-def compares_versions(manifest: RunManifest) -> bool:
-    """Whether the version before the named one is worth a second prefill. [VER-12]
-
-    Not in float32: honest groups differ there by rounding of 1e-6, versions by a thousand times more, so that
-    the limit of the log-probs has found such a group before."""
-    return manifest.model.dtype != "float32"
 
 
 def _evidence(group: CheckedGroup, measured: Measured, other: Sequence[Recomputed]) -> Evidence:

@@ -112,6 +112,8 @@ class Evidence:
 
     ratio: float
     """Log-likelihood ratio: positive where the other checkpoint explains them better."""
+    apart: float
+    """Mean |other - named|: how much the two checkpoints differ."""
 
     @classmethod
     def of(
@@ -130,9 +132,15 @@ class Evidence:
         e = other.astype(np.float64) - named
         toward, apart = float(np.dot(r, e)), float(np.dot(e, e))
         if not apart:
-            return cls(0.0)
+            return cls(0.0, 0.0)
         variance = min(float(np.sum((r * e) ** 2)), float(np.sum(((r - e) * e) ** 2)))
-        return cls((toward - apart / 2) * apart / max(variance, NOISE_FLOOR**2 * apart))
+        ratio = (toward - apart / 2) * apart / max(variance, NOISE_FLOOR**2 * apart)
+        return cls(ratio, float(np.abs(e).mean()))
+
+    def tells(self, thresholds: Thresholds) -> bool:
+        """Whether the checkpoints differ by more than honest groups differ from theirs. Below that the
+        rounding of engine and verifier leans to one side or the other, and an honest peer with it."""
+        return self.apart >= thresholds.logprobs.mean
 
 
 class Drift(msgspec.Struct, frozen=True, array_like=True):
@@ -151,7 +159,7 @@ class Drift(msgspec.Struct, frozen=True, array_like=True):
             return max(0.0, total + min(deviations, MAX_DEVIATIONS) - slack)
 
         bounds = thresholds.logprobs, thresholds.distances
-        ratio = 0.0 if evidence is None else evidence.ratio
+        ratio = 0.0 if evidence is None or not evidence.tells(thresholds) else evidence.ratio
         return Drift(
             added(self.logprob, bounds[0].deviations(figures.logprob, figures.tokens, reference)),
             added(self.distance, bounds[1].deviations(figures.distance, figures.tokens, reference)),

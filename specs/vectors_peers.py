@@ -64,6 +64,8 @@ def evidence() -> list[dict[str, Any]]:
     other = [f32(value + (1 if number % 3 else -1) * 2e-3) for number, value in enumerate(named)]
     close = [f32(value + (1 if number % 3 else -1) * 2e-5) for number, value in enumerate(named)]
 
+    alike = [f32(value + (1 if number % 3 else -1) * 5e-6) for number, value in enumerate(named)]
+
     def noisy(values: list[float], noise: float) -> list[float]:
         return [f32(value + noise * (number * 11 % 7 - 3) / 3) for number, value in enumerate(values)]
 
@@ -74,6 +76,7 @@ def evidence() -> list[dict[str, Any]]:
         ("evidence against it does not go below 0", [[noisy(named, 1e-4), named, other]] * 3),
         ("two versions of the same weights tell nothing", [[noisy(named, 1e-4), named, named]]),
         ("versions that are closer than the noise tell little", [[noisy(close, 1e-3), named, close]] * 4),
+        ("versions that differ by less than honest groups do add nothing", [[alike, named, alike]] * 12),
         ("one group of the other version is within the limit", [[noisy(other, 5e-3), named, other]]),
         ("no tokens", [[[], [], []]]),
     ]
@@ -99,7 +102,8 @@ def _evidence(comment: str, groups: list[list[list[float]]], alarm: bool) -> dic
         ]
         noise = max(min(spread), FLOOR * apart)
         gain = (toward - apart / 2) * apart / noise if apart else 0.0
-        total = max(0.0, total + gain)
+        tells = e and math.fsum(map(abs, e)) / len(e) >= THRESHOLDS.logprobs.mean
+        total = max(0.0, total + (gain if tells else 0.0))
         seen.append({"reported": reported, "named": named, "other": other, "ratio": gain, "sum": total})
         if total > EVIDENCE:
             assert alarm, comment
