@@ -44,6 +44,8 @@ class Restraint:
         """Time of what a trainer said last, by a standing or a receipt: the latest word holds."""
         self._standing_ts = 0
         self._changed = trio.Event()
+        self._told = trio.Event()
+        """Set by the next standing."""
         word = outbox.word
         if word is not None and word.standing.peer == key:
             self.standing = word.standing
@@ -56,6 +58,8 @@ class Restraint:
         self._outbox.note_standing(standing, ts, proof)
         if ts >= self._standing_ts:
             self.standing, self._standing_ts = standing, ts
+            self._told.set()
+            self._told = trio.Event()
         if ts < self._said:
             return
         self._said = ts
@@ -92,6 +96,11 @@ class Restraint:
         while (left := self._until - self._clock()) > 0:
             with trio.move_on_after(left / 1000):
                 await self._changed.wait()
+
+    async def told_of(self, accepted: int) -> None:
+        """Until the trainer's last word counts so many accepted groups of ours."""
+        while self.standing is None or self.standing.accepted < accepted:
+            await self._told.wait()
 
     async def watch(self) -> None:
         """Tells of the end of each quarantine. Raises BannedError. Runs beside the role."""

@@ -16,7 +16,7 @@ from nous_node.protocol.receipts import Receipt, Standing
 from .reputation import Reputation
 from .store import Journal
 
-TOLD_MS: Final = 10_000
+TOLD_MS: Final = 2_000
 """Between two standings of a key whose state is the same. [RCP-6]"""
 
 TOLD_AT_ONCE: Final = 1_024

@@ -153,6 +153,7 @@ class _Volunteer:
                 self.contribution.doing = "finishing"
                 with trio.move_on_after(PARTING_SECONDS):
                     await self.contribution.all_acknowledged()
+                    await self.restraint.told_of(self.outbox.totals().accepted)
                 nursery.cancel_scope.cancel()
         finally:
             await self.engine.close()

@@ -172,3 +172,23 @@ async def test_a_ban_of_before_the_restart_is_asked_for_again(outbox: Outbox, au
     restraint.note_receipt(Receipt(bytes(32), ME.key, "refused", "banned", None, None, 0), NOW)
     with pytest.raises(BannedError):
         await restraint.watch()
+
+
+async def test_who_parts_waits_for_a_word_that_counts_all_groups(
+    outbox: Outbox, autojump_clock: object
+) -> None:
+    restraint = Watched(outbox).restraint
+    few, all_of_them = standing("probation"), Standing(ME.key, "probation", 10, 3, 110, 10, 3, 12, 0)
+    told = trio.Event()
+
+    async def wait() -> None:
+        await restraint.told_of(10)
+        told.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        restraint.note_standing(few, NOW, b"proof")
+        await wait_all_tasks_blocked()
+        assert not told.is_set()
+        restraint.note_standing(all_of_them, NOW + 1, b"proof")
+        await told.wait()

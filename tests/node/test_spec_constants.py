@@ -56,7 +56,7 @@ IN_OTHER_WORDS = {
     "node.reputation.return_score": "`s = 1`",
     "node.reputation.quarantine_growth": "4^k",
     "node.canary.min_errors": "three standard errors",
-    "node.standings.told_ms": "10 s",
+    "node.standings.told_ms": "every 2 s",
     "node.standings.answer_ms": "once a second",
     "node.proof_file.domain": "nous/proof/1",
     "node.pacing.rate_share": "",  # chapter 04
