@@ -54,11 +54,11 @@ class Margins:
     that with what a policy learns."""
 
 
-FLOAT32 = Margins(60, 125, 370, slack=2.0, relative=True)
+FLOAT32 = Margins(20, 125, 370, slack=2.0, relative=True)
 """Room for machines and libraries that were not seen. Over 6,000 groups and 48,000 rollouts of the embedded
-default the largest was 1.7e-6, so its limit is 1e-4; what cheats, with 8-bit weights or a checkpoint of one
-small step before, begins at 3.6e-5 in a group in a thousand and is above 1e-4 in the others. Distances
-follow from the same rounding, and honest ones are 0 but for a token in a million."""
+default the largest was 1.8e-6, so its limit is 3.7e-5; what cheats, with 8-bit weights or a checkpoint of one
+small step before, begins above that (at 60 times the largest, one such group in 250 passed). Distances follow
+from the same rounding, and honest ones are 0 but for a token in a million."""
 
 BFLOAT16 = Margins(2.0, 1.75, 2.0, slack=2.0, relative=False, room=(0.25, 0.75))
 """Between honest groups and what cheats, as SmolLM2 of 135 million parameters has them. Its log-probs: 0.049

@@ -87,7 +87,7 @@ def test_in_float32_limits_lie_far_above_rounding_and_means_at_a_tenth_of_them()
         for one in observed(1)
     ]
     limits = calibrated(rounding, FLOAT32)
-    assert limits.logprobs.limit == pytest.approx(60 * 8e-7, rel=0.1)
+    assert limits.logprobs.limit == pytest.approx(20 * 8e-7, rel=0.1)
     assert limits.distances.limit == pytest.approx(limits.logprobs.limit / 100, rel=0.1)
     assert limits.distance_max == pytest.approx(limits.logprobs.limit, rel=0.1)
     for bound in (limits.logprobs, limits.distances):
