@@ -16,7 +16,17 @@ from nous_node.protocol.errors import LocalError
 
 from .child_log import open_log
 from .home import StorageError
-from .learner_messages import Broken, Candidate, FromLearner, Open, Opened, Published, ToLearner, Verify
+from .learner_messages import (
+    Broken,
+    Candidate,
+    FromLearner,
+    Open,
+    Opened,
+    Proceed,
+    Published,
+    ToLearner,
+    Verify,
+)
 from .pipe import ChildDied, ChildPipe, end_child, start_child
 
 OPEN_SECONDS = 600.0
@@ -68,10 +78,14 @@ class Coach:
                     raise LearnerError(f"The learner answered with a {type(other).__name__}.")
         raise ChildDied(f"The learner was not ready after {OPEN_SECONDS:.0f} s; its log is {self._log}.")
 
-    async def verify(self, groups: Sequence[Candidate], distrusted: Sequence[bytes] = ()) -> None:
-        """`distrusted`: keys whose groups that wait for an update are not to be trained on any more."""
-        await self._running.send(Verify(list(groups), list(distrusted)))
+    async def verify(self, groups: Sequence[Candidate]) -> None:
+        """Its next message are the verdicts; then it waits for `proceed`."""
+        await self._running.send(Verify(list(groups)))
         self._judging = True
+
+    async def proceed(self, distrusted: Sequence[bytes] = ()) -> None:
+        """`distrusted`: keys whose groups that wait for an update are not to be trained on any more."""
+        await self._running.send(Proceed(list(distrusted)))
 
     async def published(self, version: int) -> None:
         await self._running.send(Published(version))

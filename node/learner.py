@@ -1,6 +1,6 @@
 """The trainer's learner process: verification and learning, and nothing else.
 
-    candidates -> the examiner's verdicts
+    candidates -> the examiner's verdicts -> the trainer's word whose groups are out
     accepted groups -> one update as soon as there are enough -> is it well? -> a checkpoint folder -> Updated
 
 It reads the run's folder and writes new checkpoint folders into it; it has no keys, no network and no
@@ -41,6 +41,7 @@ from .learner_messages import (
     Judged,
     Open,
     Opened,
+    Proceed,
     Published,
     Rested,
     ToLearner,
@@ -121,7 +122,9 @@ class Learner:
             version=message.version,
             held=[],
             aged=[],
-            participants=Participants(time.monotonic),
+            participants=Participants(
+                time.monotonic, Shares(learning.groups, learning.peer_share, learning.probation_share)
+            ),
             canary=Canary.beside(folder, model),
             baseline=Baseline(message.baseline),
             note=fresh,
@@ -152,9 +155,10 @@ class Learner:
             self.participants.stands(candidate.key, candidate.state)
         for group in examined.accepted:
             candidate = group.candidate
-            self.participants.accepted(candidate.key, candidate.state)
+            self.participants.accepted(candidate.key, group.credit, candidate.state)
             self.held.append(group)
-            if candidate.version >= self.canary.oldest:
+            # What was not audited may be of somebody's own policy, and no share bounds what it says here.
+            if candidate.audit and candidate.version >= self.canary.oldest:
                 self.curriculum.note(group.environment, group.level, float(np.mean(group.rewards)))
         out = {c.key for c in candidates if c.state in OUT} | _proven(examined.judged)
         self._leave(lambda one: one.candidate.key in out or _distrusted(one.candidate, examined))
@@ -204,9 +208,8 @@ class Learner:
 
     def _selected(self) -> list[CheckedGroup]:
         """The groups of the next update, none if it has to wait. [VER-14]"""
-        shares = Shares(self.learning.groups, self.learning.peer_share, self.learning.probation_share)
         held = [Waiting(one.candidate.key, one.credit) for one in self.held]
-        selection = self.participants.select(held, shares)
+        selection = self.participants.select(held)
         surplus = {id(self.held[place]) for place in selection.surplus}
         self._leave(lambda one: id(one) in surplus)
         chosen = set(selection.chosen)
@@ -353,8 +356,9 @@ def serve(pipe: ParentPipe[FromLearner, ToLearner]) -> None:
             case Open():
                 learner = Learner.open(message)
                 pipe.send(learner.opened(message))
-            case Verify(groups, distrusted) if learner is not None:
+            case Verify(groups) if learner is not None:
                 pipe.send(Verdicts(learner.verify(groups)))
+            case Proceed(distrusted) if learner is not None:
                 learner.drop(distrusted)
                 while (updated := learner.step()) is not None:
                     pipe.send(updated)

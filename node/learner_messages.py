@@ -52,9 +52,15 @@ class Candidate(msgspec.Struct):
 
 
 class Verify(msgspec.Struct, tag=True):
-    """Judge these, and train once enough are accepted."""
+    """Judge these. Nothing is learnt from them before the answer to their verdicts."""
 
     groups: list[Candidate]
+
+
+class Proceed(msgspec.Struct, tag=True):
+    """The verdicts are journalled: train, as often as there are enough groups. They may have cost keys their
+    standing, from whose groups nothing is to be learnt. [REP-2]"""
+
     distrusted: list[bytes] = []
     """Keys whose groups that wait for an update are not to be trained on any more."""
 
@@ -85,6 +91,8 @@ class Judged(msgspec.Struct):
 
 
 class Verdicts(msgspec.Struct, tag=True):
+    """Of a Verify; a Proceed is to follow."""
+
     groups: list[Judged]
 
 
@@ -109,7 +117,7 @@ class Updated(msgspec.Struct, tag=True):
 
 
 class Rested(msgspec.Struct, tag=True):
-    """The learner has done all that the last Verify gave it to do."""
+    """The learner has done all that the last Proceed gave it to do."""
 
     held: int
     """Accepted groups that wait for the next update."""
@@ -123,5 +131,5 @@ class Broken(msgspec.Struct, tag=True):
     """Whether the disk is the reason."""
 
 
-ToLearner = Open | Verify | Published
+ToLearner = Open | Verify | Proceed | Published
 FromLearner = Opened | Verdicts | Updated | Rested | Broken

@@ -150,18 +150,20 @@ class Lessons:
             yield
 
     async def _lesson(self, batch: list[StoredGroup]) -> None:
-        """One batch: verdicts, then the versions that it completes."""
+        """One batch: verdicts, then the versions that it completes. In between the learner is told whose
+        groups are out by these very verdicts; if it dies before, the next one is not given them."""
         candidates = self._candidates(batch)
         batch = batch[: len(candidates)]
         self._fed = batch[-1].arrival
         self._in_work = [group.id for group in batch]
         self._unaudited = {one.id for one in candidates if not one.audit}
-        distrusted, self._standings.distrusted = self._standings.distrusted, set()
-        await self.coach.verify(candidates, sorted(distrusted))
+        await self.coach.verify(candidates)
         while not isinstance(message := await self.coach.receive(), Rested):
             match message:
                 case Verdicts(groups):
                     self._decide(batch, groups)
+                    distrusted, self._standings.distrusted = self._standings.distrusted, set()
+                    await self.coach.proceed(sorted(distrusted))
                 case Updated() as updated:
                     await self._updated(updated)
                 case other:

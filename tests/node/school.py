@@ -63,6 +63,12 @@ class PlayedLearner:
     pause: trio.Event | None = None
     """Where set: it says nothing until then."""
     says: list[FromLearner | Exception] = field(default_factory=list)
+    judged: list[Candidate] = field(default_factory=list)
+    """Of the last batch those that it accepted."""
+    keys: dict[bytes, bytes] = field(default_factory=dict)
+    """Group -> its sender."""
+    absent: bool = False
+    """Whether it dies once it has told its verdicts."""
     held: list[bytes] = field(default_factory=list)
     version: int = 0
 
@@ -72,15 +78,22 @@ class PlayedLearner:
         self.says, self.held, self.version = [], [], message.version
         return Opened(self.greedy if message.evaluate else None, self.note)
 
-    async def verify(self, groups: list[Candidate], distrusted: Sequence[bytes]) -> None:
+    async def verify(self, groups: list[Candidate]) -> None:
         self.batches.append(groups)
-        self.distrusted.append(list(distrusted))
         if self.deadly & {group.id for group in groups}:
             self.says = [ChildDied("The child process ended with signal 11.")]
             return
         self.says = [Verdicts([self._judged(group) for group in groups])]
-        if not self.refusing:
-            self.held += [group.id for group in groups]
+        self.judged = [group for group in groups if not self.refusing and group.id not in self.doubted]
+
+    async def proceed(self, distrusted: Sequence[bytes]) -> None:
+        self.distrusted.append(list(distrusted))
+        self.held += [group.id for group in self.judged]
+        self.keys |= {group.id: group.key for group in self.judged}
+        self.held = [group for group in self.held if self.keys[group] not in distrusted]
+        if self.absent:
+            self.says = [ChildDied("The child process ended with signal 9.")]
+            return
         while len(self.held) >= UPDATE:
             used, self.held = self.held[:UPDATE], self.held[UPDATE:]
             self.version += 1

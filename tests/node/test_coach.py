@@ -126,7 +126,7 @@ async def test_a_learner_that_says_nothing_is_taken_for_dead(
 
 async def test_without_a_learner_there_is_nobody_to_talk_to(tmp_path: Path) -> None:
     coach = Coach(threads=1, log=tmp_path / "learner.log")
-    for call in (partial(coach.verify, []), partial(coach.published, 1), coach.receive):
+    for call in (partial(coach.verify, []), coach.proceed, partial(coach.published, 1), coach.receive):
         with pytest.raises(ChildDied, match="not running"):
             await call()
 
@@ -139,7 +139,9 @@ async def test_the_real_learner_judges_and_makes_a_version(make_folder: Any, vol
         opened = await coach.open(Open(str(folder.path), 0, place, {0: place}, {}, "cpu", 1))
         assert opened == Opened(None)
         await coach.verify(volunteers.candidates(folder, 3))
-        judged, updated, rested = [await coach.receive() for _ in range(3)]
+        judged = await coach.receive()
+        await coach.proceed()
+        updated, rested = [await coach.receive() for _ in range(2)]
         await coach.close()
     assert isinstance(judged, Verdicts)
     assert [one.receipt.verdict for one in judged.groups] == ["accepted"] * 3

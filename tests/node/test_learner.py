@@ -18,6 +18,7 @@ from nous_node.node.learner_messages import (
     Judged,
     Open,
     Opened,
+    Proceed,
     Published,
     Rested,
     Updated,
@@ -305,7 +306,7 @@ def test_settings_that_are_wrong_are_told(folder) -> None:
 
 
 def test_a_batch_is_answered_with_verdicts_then_versions_then_rest(folder, honest, taught) -> None:
-    said = taught(opening(folder), Verify(honest[: 2 * UPDATE + 1]), Verify([]))
+    said = taught(opening(folder), Verify(honest[: 2 * UPDATE + 1]), Proceed(), Verify([]), Proceed())
     assert [type(one) for one in said] == [Opened, Verdicts, Updated, Updated, Rested, Verdicts, Rested]
     opened, judged, one, two, rested, nothing, still = said
     assert (opened.greedy, opened.note) == (None, "")
@@ -320,6 +321,6 @@ def test_accuracy_is_measured_first_where_it_is_asked_for(folder, taught) -> Non
 
 
 def test_work_before_a_checkpoint_is_refused_in_words(taught) -> None:
-    said = taught(Verify([]), Published(1))
-    assert [type(one) for one in said] == [Broken, Broken]
+    said = taught(Verify([]), Proceed(), Published(1))
+    assert [type(one) for one in said] == [Broken] * 3
     assert "before a checkpoint" in said[0].text

@@ -10,7 +10,7 @@ import pytest
 from nous_node.node.canary import WINDOW, Canary, Measure
 from nous_node.node.evaluation import Accuracy
 from nous_node.node.learner import Learner
-from nous_node.node.learner_messages import Candidate, Open, Published, Updated, Verify
+from nous_node.node.learner_messages import Candidate, Open, Proceed, Published, Updated, Verify
 from nous_node.node.runfolder import RunFolder
 from nous_node.trainer.checkpoint import tensor_hash, tensor_hashes
 from nous_node.trainer.errors import CheckpointError
@@ -73,7 +73,7 @@ def weights(learner: Learner) -> dict[str, bytes]:
 def test_a_policy_that_collapses_is_published_with_the_weights_of_the_best_version(
     fragile, honest, taught
 ) -> None:
-    said = taught(opening(fragile, evaluate=True), Verify(honest[: UPDATE + 2]), Verify([]))
+    said = taught(opening(fragile, evaluate=True), Verify(honest[: UPDATE + 2]), Proceed())
     opened, (updated,) = said[0], [one for one in said if isinstance(one, Updated)]
     assert opened.greedy > 0.3
     assert (updated.version, updated.rolled_back, updated.good) == (1, 0, 0)
@@ -92,10 +92,11 @@ def test_a_policy_that_collapses_is_published_with_the_weights_of_the_best_versi
     assert said[-1].held == 0
 
 
-def test_a_rate_that_is_too_high_is_halved_until_the_policy_stays_well(fragile, honest) -> None:
+def test_a_rate_that_is_too_high_is_halved_until_the_policy_stays_well(make_folder, honest) -> None:
     """It ends: what the run loses are some updates."""
-    learner = Learner.open(opening(fragile))
-    learner.opened(opening(fragile, evaluate=True))
+    fast = make_folder(groups=UPDATE, evaluate_every=1, evaluate_tasks=64, rate=0.05, warmup=0)
+    learner = Learner.open(opening(fast))
+    learner.opened(opening(fast, evaluate=True))
     groups, rolled = honest[:UPDATE], []
     while len(rolled) < 12:
         updated = lessons(learner, groups)
@@ -104,7 +105,7 @@ def test_a_rate_that_is_too_high_is_halved_until_the_policy_stays_well(fragile, 
         assert updated.rolled_back == 0
         rolled.append(learner.optimizer.config.rate)
         groups = renamed(honest[:UPDATE], updated.version)
-    assert rolled == [0.5 / 2**number for number in range(1, len(rolled) + 1)]
+    assert rolled == [0.05 / 2**number for number in range(1, len(rolled) + 1)]
     assert 2 <= len(rolled) < 10
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from nous_node.node.curriculum import Curriculum
 from nous_node.node.learner import Learner
-from nous_node.node.learner_messages import Candidate, Open, Rested, Updated, Verify
+from nous_node.node.learner_messages import Candidate, Open, Proceed, Rested, Updated, Verify
 from nous_node.node.runfolder import RunFolder
 
 UPDATE = 4
@@ -44,14 +45,15 @@ def ids(candidates: list[Candidate]) -> list[bytes]:
     return [candidate.id for candidate in candidates]
 
 
-def test_a_key_that_floods_gets_its_share_and_what_is_too_much_is_reported_as_done(folder, several) -> None:
+def test_a_key_that_floods_gets_its_share_while_others_bring_theirs(make_folder, several) -> None:
+    """What is too much is reported as done."""
     flood, *others = several
     distinct = [
         [msgspec.structs.replace(one, id=one.id[:-2] + bytes([number, 1])) for one in groups]
         for number, groups in enumerate(others)
     ]
     firsts, seconds = ([groups[turn] for groups in distinct] for turn in (0, 1))
-    learner = Learner.open(opening(folder))
+    learner = Learner.open(opening(make_folder(groups=UPDATE, peer_share=0.6)))  # two groups
     learner.verify([*flood[:6], *firsts])
     one, two = learner.step(), learner.step()
     assert one is not None
@@ -59,16 +61,19 @@ def test_a_key_that_floods_gets_its_share_and_what_is_too_much_is_reported_as_do
     assert one.used == ids([*flood[:2], *firsts[:2]])
     assert two.used == ids([*flood[2:4], *firsts[2:]])
     assert learner.step() is None
-    learner.verify(flood[6:10])
+    learner.verify([seconds[0], *flood[6:8]])
     assert learner.step() is None
-    assert len(learner.held) == UPDATE - 1  # the trainer goes on reading
-    assert learner.aged == ids(flood[4:7])
-    learner.verify(seconds[:2])
+    assert len(learner.held) == UPDATE  # the trainer goes on reading
+    assert learner.aged == ids(flood[4:5])
+    learner.verify(seconds[1:2])
     three = learner.step()
     assert three is not None
-    assert three.used[:UPDATE] == ids([*flood[7:9], *seconds[:2]])
-    assert set(three.used[UPDATE:]) == set(ids(flood[4:7]))
-    assert three.aged == 3
+    assert three.used == ids([flood[5], seconds[0], flood[6], seconds[1], flood[4]])
+    assert three.aged == 1
+    learner.verify(flood[8:12])
+    four = learner.step()
+    assert four is not None  # as nobody else brings anything
+    assert four.used == ids(flood[7:11])
 
 
 def test_one_key_alone_is_learnt_from_at_once(folder, honest) -> None:
@@ -77,16 +82,16 @@ def test_one_key_alone_is_learnt_from_at_once(folder, honest) -> None:
     assert [bool(learner.step()) for _ in range(3)] == [True, True, False]
 
 
-def test_keys_on_probation_wait_for_active_ones(folder, several) -> None:
+def test_keys_on_probation_wait_for_active_ones(make_folder, several) -> None:
     active, strange, *_ = several
     strange = [msgspec.structs.replace(one, id=one.id[:-2] + b"ss") for one in strange]
-    learner = Learner.open(opening(folder))
+    learner = Learner.open(opening(make_folder(groups=UPDATE, probation_share=0.3)))  # one group
     learner.verify([*strange, *(msgspec.structs.replace(one, state="active") for one in active[:2])])
     assert learner.step() is None
     learner.verify([msgspec.structs.replace(active[2], state="active")])
     updated = learner.step()
     assert updated is not None
-    assert updated.used[:UPDATE] == ids([strange[-1], *active[:3]])
+    assert updated.used[:UPDATE] == ids([strange[0], *active[:3]])
 
 
 # --- keys that are not trusted any more ----------------------------------------------------------
@@ -97,14 +102,36 @@ def test_groups_of_a_distrusted_key_are_dropped_and_reported_as_done(folder, hon
     said = taught(
         opening(folder),
         Verify([honest[0], *other]),
-        Verify(honest[1:3], [KEYS[0]]),
-        Verify(honest[3:5], [KEYS[1]]),
+        Proceed(),
+        Verify(honest[1:3]),
+        Proceed([KEYS[0]]),
+        Verify(honest[3:5]),
+        Proceed([KEYS[1]]),
         Verify(honest[5:7]),
+        Proceed(),
     )
     (updated,) = [one for one in said if isinstance(one, Updated)]
     assert updated.used == ids([*honest[3:7], *honest[:3], *other])
     assert updated.aged == 5
     assert [one.held for one in said if isinstance(one, Rested)] == [3, 2, 2, 0]
+
+
+def test_nothing_is_learnt_before_the_trainer_has_said_whose_groups_are_out(folder, honest, taught) -> None:
+    """The verdicts of a batch may put a key into quarantine whose groups would fill an update. [REP-2]"""
+    said = taught(opening(folder), Verify(honest[: UPDATE + 1]), Proceed([KEYS[0]]), Verify([]), Proceed())
+    assert not [one for one in said if isinstance(one, Updated)]
+    assert [one.held for one in said if isinstance(one, Rested)] == [0, 0]
+
+
+def test_only_audited_groups_raise_the_level(folder, honest, monkeypatch) -> None:
+    """No share of an update bounds what they say to the curriculum."""
+    learner = Learner.open(opening(folder))
+    noted: list[float] = []
+    monkeypatch.setattr(Curriculum, "note", lambda _, environment, level, reward: noted.append(reward))
+    active = [msgspec.structs.replace(one, state="active") for one in honest[:3]]
+    learner.verify([active[0], msgspec.structs.replace(active[1], audit=False), active[2]])
+    assert len(learner.held) == 3
+    assert len(noted) == 2
 
 
 @pytest.mark.parametrize("state", ["quarantine", "banned"])

@@ -186,8 +186,23 @@ async def test_a_key_that_is_doubted_goes_into_quarantine_and_the_learner_is_tol
         school.lessons.work.set()
         await wait_all_tasks_blocked()
     assert [school.verdict(group) for group in ids + later] == ["accepted", "accepted", "drift", "accepted"]
-    assert school.learner.distrusted == [[], [], [VOLUNTEER.key]]
+    assert school.learner.distrusted == [[], [VOLUNTEER.key], []]
     assert [one.key for one in school.journal.unused()] == [OTHER.key]
+
+
+async def test_a_key_that_this_batch_puts_out_is_out_of_the_update_of_this_batch(
+    school: School, autojump_clock: object
+) -> None:
+    """[REP-2]"""
+    async with school.open():
+        ids = school.send(UPDATE - 1)
+        await wait_all_tasks_blocked()
+        last = school.send(3)
+        school.learner.doubted = {last[2]}
+        await wait_all_tasks_blocked()
+    assert not school.updates
+    count = school.journal._database.number
+    assert count("SELECT count(*) FROM groups WHERE state = 'dropped'") == len(ids) + 2
 
 
 async def test_what_was_dropped_is_not_given_to_the_next_learner(

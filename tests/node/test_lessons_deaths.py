@@ -72,6 +72,22 @@ async def test_a_group_that_came_alone_is_tried_a_second_time(school: School, au
     assert len(school.learner.opens) == 2
 
 
+async def test_a_learner_that_dies_between_its_verdicts_and_an_update_loses_nothing(
+    school: School, autojump_clock: object
+) -> None:
+    school.learner.absent = True
+    async with school.open():
+        ids = school.send(UPDATE)
+        await trio.sleep(0.5)  # the second learner is not started yet
+        school.learner.absent = False
+        await trio.sleep(LATER)
+    assert [school.verdict(group) for group in ids] == ["accepted"] * UPDATE
+    (updated,) = school.updates
+    assert updated.used == ids
+    assert [one.accepted for one in school.learner.batches[1]] == [True] * UPDATE
+    assert school.training.status(0).accepted == UPDATE
+
+
 async def test_two_deadly_groups_are_both_found(school: School, autojump_clock: object) -> None:
     ids = school.send(6)
     school.learner.deadly = {ids[1], ids[4]}
