@@ -50,7 +50,7 @@ LIES: list[tuple[Code, Lie]] = [
 @pytest.fixture(scope="module")
 def school(make_arena: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A trainer that makes a version of every UPDATE groups, and large steps."""
-    with make_arena({"groups": UPDATE, "rate": 0.01, "warmup": 0, "keep_checkpoints": 20}) as arena:
+    with make_arena({"groups": UPDATE, "rate": 0.003, "warmup": 0, "keep_checkpoints": 20}) as arena:
         yield arena
 
 
