@@ -8,7 +8,16 @@ from typing import Any
 from vectors_world import NOW, case
 
 MISMATCH = ("logprob-mismatch", "sampling-mismatch")
-SOFT = ("stale", "key-too-new", "withheld", "repetition", "unknown-checkpoint", "rate", "quarantined", "banned")
+SOFT = (
+    "stale",
+    "key-too-new",
+    "withheld",
+    "repetition",
+    "unknown-checkpoint",
+    "rate",
+    "quarantined",
+    "banned",
+)
 FAR, NEAR = (0.5, 1e-4), (9e-4, 1e-4)
 
 

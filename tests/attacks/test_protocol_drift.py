@@ -20,7 +20,7 @@ PATIENCE = 40
 """Groups within which it is found: at three standard deviations beyond the slack eight are enough."""
 
 UPDATE = 3
-RATE = 4e-6
+RATE = 3e-8
 """Two versions differ in log-probs by less than the limit, and by more than honest engines do."""
 
 VERSIONS = 12
@@ -86,6 +86,6 @@ def test_who_stays_a_version_behind_is_found_even_where_versions_hardly_differ(b
         receipt = brook.outcome(liar, liar.group(brook.head).to_bytes())
         if receipt.verdict == "refused":
             break
-    assert receipt.code == Code.WRONG_CHECKPOINT
+    assert receipt.code == Code.WRONG_CHECKPOINT, receipt
     assert receipt.measured > receipt.threshold
     assert brook.standing(liar) == "quarantine"
