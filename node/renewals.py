@@ -16,6 +16,9 @@ import math
 
 from .store import Journal
 
+IDLE_SECONDS = 1.0
+"""Between looks for keys that wait for a beacon: those that come together get one together."""
+
 FIRST_PAUSE_S = 5.0
 """From a version to a renewal, at first: volunteers who start together share one beacon."""
 
@@ -36,7 +39,11 @@ def wanted(journal: Journal, version: int, now: int) -> bool:
 class Renewals:
     """Paces renewals by a clock of the caller's, in seconds. The first one of a session is due at once."""
 
-    def __init__(self, first: float = FIRST_PAUSE_S, longest: float = MAX_PAUSE_S) -> None:
+    def __init__(
+        self, first: float = FIRST_PAUSE_S, longest: float = MAX_PAUSE_S, idle: float = IDLE_SECONDS
+    ) -> None:
+        self.idle = idle
+        """Seconds between looks for keys that wait."""
         self._first, self._longest = first, longest
         self._pause = 0.0
         self._last = -math.inf

@@ -64,9 +64,6 @@ PARTING_SECONDS = 3.0
 
 STATUS_SECONDS = 1.0
 
-IDLE_SECONDS = 1.0
-"""Between looks for keys that wait for a beacon: those that come together get one together."""
-
 
 async def trainer(
     settings: Settings,
@@ -271,7 +268,7 @@ class _Trainer:
     async def _beacon_loop(self) -> None:
         """Draws a new beacon for keys that wait for one, when no update is near. [TSK-6]"""
         while True:
-            await trio.sleep(IDLE_SECONDS)
+            await trio.sleep(self.renewals.idle)
             if self.lessons.turn.locked() or not self.renewals.due(trio.current_time()):
                 continue
             if not wanted(self.journal, self.following.version, now_ms()):

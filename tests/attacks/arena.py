@@ -42,6 +42,9 @@ RATE = 4.0
 CREATED = 1_750_000_000_000
 """Unix milliseconds: with it and seeded beacons, every run of the tests has the same tasks."""
 
+LOOK_SECONDS = 0.05
+"""Between looks for keys that wait for a beacon: no test waits for the usual second."""
+
 STRANGERS = 4
 """Connected at once: what the last ones have sent is on its way."""
 
@@ -260,7 +263,7 @@ class Arena:
                     self._report,
                     self._stop,
                     entropy=self._entropy,
-                    renewals=Renewals(self._pause, self._pause),
+                    renewals=Renewals(self._pause, self._pause, LOOK_SECONDS),
                 )
             finally:
                 nursery.cancel_scope.cancel()

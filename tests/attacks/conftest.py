@@ -214,7 +214,6 @@ def make_arena(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
         """`pause`: seconds between renewed beacons; none, so that no test waits for another one's."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("nous_node.node.trainer.STATUS_SECONDS", 0.05)
-            patch.setattr("nous_node.node.trainer.IDLE_SECONDS", 0.05)
             arena = Arena(tmp_path_factory.mktemp("arena"), learning, pause, rules)
             try:
                 yield arena

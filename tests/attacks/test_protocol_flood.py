@@ -25,10 +25,8 @@ HELLOS, GROUPS = 8, 6
 @pytest.fixture(scope="module")
 def town(make_arena: Any) -> Iterator[Any]:
     """A trainer that looks for newcomers all the time, and paces their beacons."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nous_node.node.trainer.IDLE_SECONDS", 0.02)
-        with make_arena({"groups": 1000}, pause=600.0) as arena:
-            yield arena
+    with make_arena({"groups": 1000}, pause=600.0) as arena:
+        yield arena
 
 
 def fresh(town: Any, topic: str, policy: Any) -> Iterator[Forger]:

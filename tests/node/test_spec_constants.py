@@ -48,7 +48,7 @@ CHAPTER_OF = {
 IN_OTHER_WORDS = {
     "node.gossip_memory.patience_refill": "a tenth of the time",
     "node.liveness.jitter": "30 %",
-    "node.trainer.idle_seconds": "",  # chapter 06: "about a second later"
+    "node.renewals.idle_seconds": "",  # chapter 06: "about a second later"
     "node.statistics.noise_floor": "1e-14",  # its square
     "node.examiner.compared": "a quarter",
     "node.journal_counters.max_waiting_bytes": "256 MiB",
