@@ -84,7 +84,7 @@ def flip(file: Path) -> None:
 
 
 def test_flipped_bits_are_found_on_either_side(village, make_run) -> None:
-    folder = make_run(village.home("trainer"), groups=1000)
+    folder = make_run(village.home("trainer"), groups=1_000_000)
     trainer = village.train()
     invite, port = trainer.invite(), trainer.port()
     published = folder.checkpoint(0) / "model.safetensors"
@@ -102,6 +102,7 @@ def test_flipped_bits_are_found_on_either_side(village, make_run) -> None:
     flip(published)
     trainer = village.train(port=port)
     volunteer.accepted()
+    volunteer.until(lambda: volunteer.statuses()[-1].state == "active")  # from here on no beacon is renewed
     volunteer.interrupt()
     assert volunteer.exit_code() == Exit.OK
 
