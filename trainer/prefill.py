@@ -1,7 +1,7 @@
 """The verifier's forward pass: log-probs and seeded-sampling distances of recorded tokens.
 
-One pass over whole sequences costs 3 to 12 times less than generating them; with the prompts of a group
-shared (`batch.py`) less still.
+One pass over whole sequences costs less than generating them, with the prompts of a group shared (`batch.py`)
+less still: `tests/bench/bench_verification.py` has the figures.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from nous_node.node.calibration import embedded_thresholds
 from nous_node.node.following import now_ms
 from nous_node.node.network import NetworkConfig, open_network
 from nous_node.node.store import Journal, StoredGroup
@@ -38,13 +39,11 @@ from nous_node.protocol.rollouts import (
     pack_tokens,
 )
 from nous_node.protocol.runs import (
-    Bound,
     EnvironmentEntry,
     Limits,
     ModelFacts,
     RunManifest,
     SamplingRules,
-    Thresholds,
     Topics,
 )
 
@@ -97,18 +96,7 @@ def manifest() -> RunManifest:
         group=GROUP,
         staleness=4,
         shards=1,
-        thresholds=Thresholds(
-            logprobs=Bound(1e-5, 1e-5, 1e-4),
-            distances=Bound(1e-6, 1e-6, 1e-5),
-            distance_max=1e-3,
-            tokens=40,
-            drift_slack=2.0,
-            drift_limit=20.0,
-            stop_probability=1e-9,
-            reward=1e-6,
-            verifier="float32",
-            calibrated="not calibrated",
-        ),
+        thresholds=embedded_thresholds(),
         limits=Limits(1e6, 1_000_000),
     )
 

@@ -17,19 +17,18 @@ import statistics
 import time
 from collections.abc import Callable
 
+from nous_node.node.calibration import embedded_thresholds
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind, seal
 from nous_node.protocol.gossip import GossipView, Verdict, judge_rollout
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.rollouts import Engine, RolloutGroup, Segment, Trajectory, pack_floats, pack_tokens
 from nous_node.protocol.runs import (
-    Bound,
     EnvironmentEntry,
     Limits,
     ModelFacts,
     RunManifest,
     SamplingRules,
-    Thresholds,
 )
 
 RUN = hashlib.sha256(b"run").digest()
@@ -51,18 +50,7 @@ MANIFEST = RunManifest(
     group=8,
     staleness=4,
     shards=1,
-    thresholds=Thresholds(
-        logprobs=Bound(1e-5, 1e-5, 1e-4),
-        distances=Bound(1e-6, 1e-6, 1e-5),
-        distance_max=1e-3,
-        tokens=40,
-        drift_slack=2.0,
-        drift_limit=20.0,
-        stop_probability=1e-9,
-        reward=1e-6,
-        verifier="float32",
-        calibrated="not calibrated",
-    ),
+    thresholds=embedded_thresholds(),
     limits=Limits(1e6, 1_000_000),
 )
 

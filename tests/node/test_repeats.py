@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nous_node.node.calibration import embedded_thresholds
 from nous_node.node.outbox import Outbox
 from nous_node.node.store import Journal, StoredGroup
 from nous_node.protocol.envelope import Kind, seal, unseal
@@ -26,13 +27,11 @@ from nous_node.protocol.rollouts import (
     pack_tokens,
 )
 from nous_node.protocol.runs import (
-    Bound,
     EnvironmentEntry,
     Limits,
     ModelFacts,
     RunManifest,
     SamplingRules,
-    Thresholds,
     run_id,
 )
 
@@ -52,18 +51,7 @@ MANIFEST = RunManifest(
     group=2,
     staleness=2,
     shards=1,
-    thresholds=Thresholds(
-        logprobs=Bound(1e-5, 1e-5, 1e-4),
-        distances=Bound(1e-6, 1e-6, 1e-5),
-        distance_max=1e-3,
-        tokens=40,
-        drift_slack=2.0,
-        drift_limit=20.0,
-        stop_probability=1e-9,
-        reward=1e-6,
-        verifier="float32",
-        calibrated="not calibrated",
-    ),
+    thresholds=embedded_thresholds(),
     limits=Limits(10.0, 100_000),
 )
 RUN = run_id(MANIFEST.to_bytes())
