@@ -52,6 +52,10 @@ ADVICE: Mapping[Code, str] = {
     Code.ADVANTAGES: "Install the environment's version that the run names; advantages are not allowed here.",
     Code.FINISH: _OURS,
     Code.TOO_LONG: _OURS,
+    Code.UNAVAILABLE: (
+        "The trainer could not fetch a large group from this node in time: keep the node running until its "
+        "groups are answered, and allow more --upload."
+    ),
     Code.NOT_FINITE: "Run `nous-node doctor`: the model computed no finite number here; try --device cpu.",
     Code.PROMPT_MISMATCH: "Install exactly the environment version that the run names.",
     Code.REWARD_MISMATCH: "Install exactly the environment version that the run names, and its dependencies.",
@@ -69,6 +73,7 @@ ADVICE: Mapping[Code, str] = {
     Code.PATH: "Leave this run: its checkpoint names files outside its folder, which no honest trainer does.",
     Code.SIZE_MISMATCH: "Nothing: a checkpoint's bytes were wrong and are fetched from another peer.",
     Code.NOT_FOUND: "Wait: no connected peer has what was asked for yet; it is tried again.",
+    Code.EQUIVOCATION: "Ask the run's owner: its trainer signed two different checkpoints of one version.",
     Code.UNKNOWN_DTYPE: "Update nous-node: the checkpoint is stored in a format that it does not know.",
     Code.INVITE: "Copy the whole invite again, or ask for a new one.",
 }

@@ -20,10 +20,13 @@ from .cli_options import (
     DiskFlag,
     ForceFlag,
     HomeFlag,
+    HttpFlag,
     JsonFlag,
+    KeepFlag,
     ListenFlag,
     MdnsFlag,
     MemoryFlag,
+    MirrorFlag,
     NiceFlag,
     OnlyFlag,
     ThreadsFlag,
@@ -172,6 +175,10 @@ def train(
     threads: ThreadsFlag = None,
     device: DeviceFlag = None,
     upload: UploadFlag = None,
+    disk: DiskFlag = None,
+    keep: KeepFlag = None,
+    http: HttpFlag = None,
+    mirror: MirrorFlag = None,
     home: HomeFlag = None,
     config: ConfigFlag = None,
     json: JsonFlag = False,
@@ -189,6 +196,10 @@ def train(
         "threads": threads,
         "device": device,
         "upload": upload,
+        "disk": disk,
+        "keep": keep,
+        "http": http,
+        "mirror": mirror,
     }
     train_run(run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated)
 
@@ -227,6 +238,8 @@ def join(
     nice: NiceFlag = None,
     upload: UploadFlag = None,
     disk: DiskFlag = None,
+    keep: KeepFlag = None,
+    http: HttpFlag = None,
     env: OnlyFlag = None,
     listen: ListenFlag = None,
     home: HomeFlag = None,
@@ -242,6 +255,8 @@ def join(
         "nice": nice,
         "upload": upload,
         "disk": disk,
+        "keep": keep,
+        "http": http,
         "env": env,
         "listen": listen,
     }
@@ -256,6 +271,8 @@ def relay(
     mdns: MdnsFlag = None,
     upload: UploadFlag = None,
     disk: DiskFlag = None,
+    keep: KeepFlag = None,
+    http: HttpFlag = None,
     home: HomeFlag = None,
     config: ConfigFlag = None,
     json: JsonFlag = False,
@@ -263,7 +280,15 @@ def relay(
     """Forward a run's gossip and serve its checkpoints, without a model and without torch."""
     from .cli_commands import relay_run
 
-    flags = {"listen": listen, "announce": announce, "mdns": mdns, "upload": upload, "disk": disk}
+    flags = {
+        "listen": listen,
+        "announce": announce,
+        "mdns": mdns,
+        "upload": upload,
+        "disk": disk,
+        "keep": keep,
+        "http": http,
+    }
     relay_run(invite, config, flags, home, json=json)
 
 

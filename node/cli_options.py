@@ -89,6 +89,35 @@ DiskFlag = Annotated[
         metavar="SIZE", rich_help_panel=LIMITS, help="Disk that checkpoints may take, such as 20GB."
     ),
 ]
+KeepFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--keep",
+        min=1,
+        max=100_000,
+        metavar="N",
+        rich_help_panel=LIMITS,
+        help="Checkpoints to keep, where --disk has room. What the run still needs is kept in any case.",
+    ),
+]
+HttpFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--http",
+        min=1,
+        max=65_535,
+        metavar="PORT",
+        help="Also serve checkpoint chunks over plain HTTP at this port: faster than libp2p's streams.",
+    ),
+]
+MirrorFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--mirror",
+        metavar="URL",
+        help="Where volunteers find chunks at URL/blob/HASH as well; may be repeated.",
+    ),
+]
 OnlyFlag = Annotated[
     list[str] | None,
     typer.Option(

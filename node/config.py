@@ -69,6 +69,12 @@ class Settings(msgspec.Struct, frozen=True):
     """Multiaddrs to listen on; port 0: any free one. Which is the default depends on the role."""
     announce: tuple[str, ...] = ()
     """More multiaddrs under which this node can be reached, such as a router's that forwards a port."""
+    keep: int | None = None
+    """Checkpoints to keep at least while there is room; None: what the role needs."""
+    http: int | None = None
+    """TCP port at which chunks are also served over plain HTTP; None: not."""
+    mirror: tuple[str, ...] = ()
+    """Base URLs of mirrors that a trainer names in its checkpoints."""
     mdns: bool = True
     """Whether trainers and relays tell the local network of their run."""
 
@@ -207,6 +213,9 @@ _KINDS: Final[dict[str, _Kind]] = {
     "env": _Kind("names of environments", _list_of("")),
     "listen": _Kind("multiaddrs such as /ip4/0.0.0.0/tcp/4001", _list_of("/")),
     "announce": _Kind("multiaddrs such as /dns4/node.example.org/tcp/4001", _places),
+    "keep": _whole(1, 100_000),
+    "http": _whole(1, 65_535),
+    "mirror": _Kind("http or https URLs", _list_of("http")),
     "mdns": _Kind("true or false", _yes_or_no),
 }
 

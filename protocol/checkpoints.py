@@ -18,12 +18,14 @@ from .constants import (
     CHUNK,
     DOMAIN_FILES,
     DOMAIN_WEIGHTS,
+    MAX_CHAIN,
     MAX_CHECKPOINT_BYTES,
     MAX_CHUNK,
     MAX_FILES,
     MAX_MANIFEST,
     MAX_MANIFEST_VALUES,
     MAX_MAP,
+    MAX_MIRRORS,
     MAX_PATH,
     MIN_CHUNK,
 )
@@ -34,8 +36,11 @@ from .runs import RunManifest
 
 HASH_BYTES = 32
 FULL = "full"
+DELTA = "delta"
 SUFFIXES = (".safetensors", ".json", ".jinja", ".txt")
 """What a checkpoint may consist of: tensors and text. Nothing that a loader would execute."""
+MAX_URL = 1_024
+_URL = re.compile(r"https?://[!-~]+\Z")
 _PATH_PART = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_-])?\Z")
 
 
@@ -64,9 +69,9 @@ class CheckpointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     version: Uint
     """0 for the base, then one more for each."""
     kind: Annotated[str, Meta(max_length=64)]
-    """`full`: the files are complete in themselves. Others are assigned in later revisions."""
+    """`full`: what a joiner begins with. `delta`: made from its parent by `deltas`. [CKP-13]"""
     files: Annotated[list[FileEntry], Meta(min_length=1, max_length=MAX_FILES)]
-    """Sorted by path."""
+    """The files of the result, for both kinds; sorted by path."""
     tensors: Annotated[dict[str, Hash], Meta(min_length=1, max_length=MAX_MAP)]
     """SHA-256 of each tensor's little-endian bytes."""
     beacon: Hash
@@ -79,6 +84,14 @@ class CheckpointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Training figures of the step that made it."""
     eval: dict[str, float] = {}
     """Held-out figures."""
+    deltas: Annotated[list[FileEntry], Meta(max_length=MAX_FILES)] = []
+    """Of a `delta`: for a file at `path` what makes it from the parent's file of that path. A file of
+    `files` without one is the parent's where its chunks are the same, and is fetched by its chunks
+    otherwise. Sorted by path."""
+    chain: Annotated[list[Hash], Meta(max_length=MAX_CHAIN)] = []
+    """Of a `delta`: the checkpoints that lead to it, from a `full` one to its parent."""
+    mirrors: Annotated[list[Annotated[str, Meta(max_length=MAX_URL)]], Meta(max_length=MAX_MIRRORS)] = []
+    """Base URLs where `GET <base>/blob/<hash in hex>` answers with a chunk. [STR-6]"""
 
     def to_bytes(self) -> bytes:
         return encode(self)
@@ -86,6 +99,11 @@ class CheckpointManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def size(self) -> int:
         return sum(entry.size for entry in self.files)
+
+    @property
+    def delta_size(self) -> int:
+        """Bytes that a node which holds the parent fetches, beside files that have no delta."""
+        return sum(entry.size for entry in self.deltas)
 
 
 def checkpoint_hash(manifest: bytes) -> bytes:
@@ -147,17 +165,58 @@ def open_checkpoint(envelope: Envelope, run: bytes, manifest: RunManifest) -> Ch
         raise RemoteError(Code.WRONG_ROLE, "The checkpoint is signed by a key that may not publish here.")
     envelope.verify_signature()
     checkpoint = read(envelope.content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
-    if checkpoint.kind != FULL:  # [CKP-6]
+    check_manifest(checkpoint)
+    if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
+        raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")
+    return checkpoint
+
+
+def read_manifest(data: bytes, expected: bytes) -> CheckpointManifest:
+    """A manifest of a chain, known by its hash from a signed one; its own signature is not needed. [CKP-14]
+
+    Raises RemoteError(HASH_MISMATCH), or as `open_checkpoint` for its content.
+    """
+    if checkpoint_hash(data) != expected:
+        raise RemoteError(Code.HASH_MISMATCH, "A checkpoint manifest has another hash.")
+    checkpoint = read(data, CheckpointManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    check_manifest(checkpoint)
+    return checkpoint
+
+
+def check_manifest(checkpoint: CheckpointManifest) -> None:
+    """All that can be said of a manifest by itself."""
+    if checkpoint.kind not in (FULL, DELTA):  # [CKP-6]
         raise RemoteError(
             Code.UNKNOWN_KIND,
             f"This node knows no checkpoints of the kind {checkpoint.kind[:32]!r}: update nous-node.",
         )
     check_files(checkpoint)
-    if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
-        raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")
     if (checkpoint.parent is None) != (checkpoint.version == 0):  # [CKP-8]
         raise RemoteError(Code.WRONG_TYPE, "Every checkpoint but version 0 names its parent.")
-    return checkpoint
+    check_delta(checkpoint)
+    if not all(_URL.match(mirror) for mirror in checkpoint.mirrors):  # [CKP-16]
+        raise RemoteError(Code.WRONG_TYPE, "A mirror of the checkpoint is no http or https URL.")
+
+
+def check_delta(checkpoint: CheckpointManifest) -> None:
+    """What a `delta` says beside its files. [CKP-13]"""
+    chain, deltas = checkpoint.chain, checkpoint.deltas
+    if checkpoint.kind == FULL:
+        if chain or deltas:
+            raise RemoteError(Code.WRONG_TYPE, "A full checkpoint has no deltas and no chain.")
+        return
+    if not chain or chain[-1] != checkpoint.parent or len(chain) > checkpoint.version:
+        raise RemoteError(Code.WRONG_TYPE, "The chain of a delta does not end at its parent.")
+    if len(set(chain)) != len(chain):
+        raise RemoteError(Code.WRONG_TYPE, "The chain of a delta names a checkpoint twice.")
+    paths = [entry.path for entry in deltas]
+    weights = {entry.path for entry in checkpoint.files if entry.path.endswith(".safetensors")}
+    if paths != sorted(set(paths)) or not weights.issuperset(paths):
+        raise RemoteError(Code.PATH, "The deltas are sorted by path, one for a file of tensors at most.")
+    for entry in deltas:
+        check_chunks(entry)
+    if checkpoint.delta_size > MAX_CHECKPOINT_BYTES:
+        raise RemoteError(Code.SIZE_MISMATCH, f"The deltas have {checkpoint.delta_size} bytes.")
 
 
 def _check_apart(paths: list[str]) -> None:
@@ -179,11 +238,16 @@ def check_files(checkpoint: CheckpointManifest) -> None:
         )  # [CKP-4]
     _check_apart(paths)
     for entry in checkpoint.files:
-        if len(entry.chunks) != HASH_BYTES * -(-entry.size // entry.chunk):
-            raise RemoteError(
-                Code.SIZE_MISMATCH,
-                f"{entry.path} has {entry.size} bytes, which do not make "
-                f"{len(entry.chunks) / HASH_BYTES:g} chunks of {entry.chunk}.",
-            )
+        check_chunks(entry)
     if checkpoint.size > MAX_CHECKPOINT_BYTES:
         raise RemoteError(Code.SIZE_MISMATCH, f"The checkpoint has {checkpoint.size} bytes.")
+
+
+def check_chunks(entry: FileEntry) -> None:
+    """RemoteError(SIZE_MISMATCH) unless the number of chunks is that of the size. [CKP-5]"""
+    if len(entry.chunks) != HASH_BYTES * -(-entry.size // entry.chunk):
+        raise RemoteError(
+            Code.SIZE_MISMATCH,
+            f"{entry.path} has {entry.size} bytes, which do not make "
+            f"{len(entry.chunks) / HASH_BYTES:g} chunks of {entry.chunk}.",
+        )

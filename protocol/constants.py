@@ -88,6 +88,10 @@ MAX_TOKENS: Final = 1_048_576
 MAX_COUNTER: Final = 1 << 32
 """Tasks of one (node, checkpoint); a counter beyond it is nonsense."""
 
+MAX_REFERENCED: Final = 1 << 26
+"""Bytes of a rollout group that is published by reference, packed or not: 16 rollouts of 32,768 tokens have
+4 to 6 MB, and 64 MiB bound what a trainer holds of one group."""
+
 MAX_COUNTER_GAP: Final = 4_096
 """How far a counter may lie above the smallest unseen one. Groups in flight or given up after a
 crash leave holes; a jump beyond this is a chosen task."""
@@ -106,6 +110,15 @@ MAX_FILES: Final = 4_096
 MAX_PATH: Final = 255
 MAX_CHECKPOINT_BYTES: Final = 1 << 42
 """4 TiB: no file count times size may overflow a reader's arithmetic."""
+
+MAX_CHAIN: Final = 64
+"""Checkpoints from a full one to the parent of a delta: a joiner fetches the manifest of each."""
+
+MAX_MIRRORS: Final = 16
+"""HTTP mirrors of one manifest."""
+
+MAX_HAVE: Final = 65_536
+"""Bytes of a have-bitmap: 524,288 chunks, which is more than a manifest of MAX_MANIFEST bytes can name."""
 
 # --- gossip --------------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Kind(StrEnum):
     RUN = "run"
     CHECKPOINT = "checkpoint"
     ROLLOUT = "rollout"
+    REFERENCE = "reference"
     RECEIPTS = "receipts"
     HELLO = "hello"
 

@@ -58,6 +58,7 @@ class Code(StrEnum):
     ADVANTAGES = "advantages"
     FINISH = "finish"
     TOO_LONG = "too-long"
+    UNAVAILABLE = "unavailable"
     NOT_FINITE = "not-finite"
     # verification [VER-*]
     PROMPT_MISMATCH = "prompt-mismatch"
@@ -74,6 +75,7 @@ class Code(StrEnum):
     PATH = "path"
     SIZE_MISMATCH = "size-mismatch"
     NOT_FOUND = "not-found"
+    EQUIVOCATION = "equivocation"
     UNKNOWN_DTYPE = "unknown-dtype"
     # invites [INV-*]
     INVITE = "invite"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .constants import MAX_BODY, MAX_RECEIPTS
+from .constants import MAX_BODY, MAX_INT, MAX_RECEIPTS
 from .encoding import encode, read
 from .envelope import Envelope, Hash, Kind, Uint
 from .errors import Code, RemoteError
@@ -60,12 +60,22 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     """Unix milliseconds at which a quarantine ends; 0 where there is none."""
 
 
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """`[peer, version]`: the trainer has heard of a key. [HEL-2]"""
+
+    peer: Hash
+    version: Annotated[int, Meta(ge=-1, le=MAX_INT)]
+    """Newest version when it did: the key counts for later ones. [TSK-6]"""
+
+
 class Receipts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of a `receipts` envelope."""
 
     items: Annotated[list[Receipt], Meta(max_length=MAX_RECEIPTS)]
     standings: Annotated[list[Standing], Meta(max_length=MAX_RECEIPTS)] = []
     """Of keys whose receipts are here or were not long ago, now and then. [RCP-6]"""
+    known: Annotated[list[Known], Meta(max_length=MAX_RECEIPTS)] = []
+    """Answers to hellos. [HEL-2]"""
 
     def to_bytes(self) -> bytes:
         return encode(self)

@@ -15,7 +15,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from .constants import MAX_BODY, MAX_COUNTER, MAX_TEXT, MAX_TOKENS, MAX_TRAJECTORIES
+from .constants import (
+    MAX_BODY,
+    MAX_CHUNK,
+    MAX_COUNTER,
+    MAX_REFERENCED,
+    MAX_TEXT,
+    MAX_TOKENS,
+    MAX_TRAJECTORIES,
+    MIN_CHUNK,
+)
 from .encoding import encode, read
 from .envelope import Hash
 from .errors import Code, RemoteError
@@ -94,6 +103,28 @@ class RolloutGroup(msgspec.Struct, frozen=True):
     def from_bytes(cls, data: bytes, limit: int = MAX_BODY) -> RolloutGroup:
         """Decodes the body; RemoteError otherwise. The structure is checked by `check_structure`."""
         return read(data, cls, limit)
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """The body of a `reference` envelope: a rollout group that is too large for gossip, named by its hashes
+    and fetched by its chunks from whoever passed the reference on. [ROL-15]"""
+
+    checkpoint: Hash
+    counter: Annotated[int, Meta(ge=0, lt=MAX_COUNTER)]
+    """Both as in the group."""
+    hash: Hash
+    """SHA-256 of the group's bytes, as the body of a `rollout` envelope would be."""
+    size: Annotated[int, Meta(ge=1, le=MAX_REFERENCED)]
+    """Bytes of the group."""
+    packed: Annotated[int, Meta(ge=1, le=MAX_REFERENCED)]
+    """Bytes of the one zstd frame that holds it: what is fetched."""
+    chunk: Annotated[int, Meta(ge=MIN_CHUNK, le=MAX_CHUNK)]
+    """Bytes of every chunk of the frame but the last."""
+    chunks: bytes
+    """SHA-256 of each chunk, one behind the other."""
+
+    def to_bytes(self) -> bytes:
+        return encode(self)
 
 
 def planes(data: bytes, width: int) -> bytes:

@@ -11,11 +11,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from .constants import MAX_CHUNK, MAX_MANIFEST
+from .constants import MAX_CHUNK, MAX_HAVE, MAX_MANIFEST
 from .encoding import encode, read
 from .envelope import Hash
 from .errors import Code, RemoteError
+from .runs import ADDRESS_PATTERN
 
+HAVE_PROTOCOL = "/nous/have/1"
+"""Which chunks of a checkpoint each side holds."""
 HEAD_PROTOCOL = "/nous/head/1"
 """Run manifest and newest checkpoint manifest of a run."""
 BLOB_PROTOCOL = "/nous/blob/1"
@@ -24,6 +27,10 @@ BLOB_PROTOCOL = "/nous/blob/1"
 MAX_REQUEST = 1_024
 """Both requests are a hash and a key or two."""
 MAX_BLOB_REPLY = MAX_CHUNK + 1_024
+MAX_HAVE_REQUEST = MAX_HAVE + 4_096
+MAX_HAVE_REPLY = MAX_HAVE + 8_192
+MAX_INTRODUCED = 16
+"""Peers that one reply introduces."""
 MAX_HEAD_REPLY = 2 * MAX_MANIFEST + 1_024
 
 
@@ -45,6 +52,36 @@ class BlobRequest(msgspec.Struct, frozen=True):
 
 class BlobReply(msgspec.Struct, frozen=True, omit_defaults=True):
     data: bytes | None = None
+    error: Annotated[str, Meta(max_length=64)] | None = None
+
+
+Address = Annotated[str, Meta(max_length=256, pattern=ADDRESS_PATTERN)]
+Bitmap = Annotated[bytes, Meta(max_length=MAX_HAVE)]
+"""Chunk i of a checkpoint is bit `i % 8` (1 << i % 8) of byte `i // 8`: the chunks of `files` in their order,
+then those of `deltas`. Bits behind the last chunk are 0."""
+Port = Annotated[int, Meta(ge=1, le=65_535)]
+
+
+class HaveRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the asking side holds of a checkpoint, and that it takes part in its swarm. [STR-4]"""
+
+    run: Hash
+    checkpoint: Hash
+    have: Bitmap | None = None
+    """Absent: none of it."""
+    http: Port | None = None
+    """TCP port at which the sender also serves chunks over plain HTTP. [STR-6]"""
+    addresses: Annotated[list[Address], Meta(max_length=8)] = []
+    """Where the sender can be dialled. [STR-7]"""
+
+
+class HaveReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The same of the answering side, and others whom it knows to take part. With `error` the rest is
+    absent."""
+
+    have: Bitmap | None = None
+    http: Port | None = None
+    peers: Annotated[list[Address], Meta(max_length=MAX_INTRODUCED)] = []
     error: Annotated[str, Meta(max_length=64)] | None = None
 
 
