@@ -6,6 +6,7 @@ the signed manifest names. What a `.part` folder already holds is checked and ke
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
@@ -13,30 +14,24 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 import trio
 
-from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, check_chunk
+from nous_node.protocol.checkpoints import FileEntry, check_chunk
 from nous_node.protocol.encoding import encode, read
 from nous_node.protocol.envelope import Hash
 from nous_node.protocol.errors import Code, NousError, RemoteError
 from nous_node.protocol.streams import (
     BLOB_PROTOCOL,
-    HEAD_PROTOCOL,
     MAX_BLOB_REPLY,
-    MAX_HEAD_REPLY,
     MAX_REQUEST,
     BlobRequest,
     blob_reply,
     read_blob,
 )
 
-from .following import Following
 from .home import disk_errors
-
-if TYPE_CHECKING:
-    from .requests import Handler
 
 PARALLEL = 4
 """Chunks asked for at once: enough to hide a round trip, few enough to keep 16 MiB in memory."""
@@ -47,12 +42,6 @@ CHUNK_SECONDS = 60.0
 
 class FetchError(NousError):
     """No connected peer could deliver what was needed; what was verified is kept for the next try."""
-
-
-class Server(Protocol):
-    """The part of the network that answers requests."""
-
-    def serve(self, protocol: str, handler: Handler, *, max_request: int, max_response: int) -> None: ...
 
 
 class Requester(Protocol):
@@ -72,6 +61,7 @@ class BlobIndex:
     damaged: Callable[[Path], None]
     """Told of each file that is found to be not what it was."""
     places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
+    _bytes: dict[bytes, bytes] = field(default_factory=dict)
     _broken: list[Path] = field(default_factory=list)
 
     def add(self, folder: Path, files: Sequence[FileEntry]) -> None:
@@ -80,6 +70,23 @@ class BlobIndex:
             for number, digest in enumerate(entry.hashes()):
                 self.places[digest] = (folder / entry.path, number * entry.chunk, entry.length(number))
 
+    def add_chunk(self, digest: bytes, path: Path, offset: int, length: int) -> None:
+        """A verified chunk of a file that is not complete yet."""
+        self.places[digest] = (path, offset, length)
+
+    def add_bytes(self, data: bytes) -> bytes:
+        """A blob that is held in memory, such as a manifest; its hash. `drop_bytes` lets it go."""
+        digest = hashlib.sha256(data).digest()
+        self._bytes[digest] = data
+        return digest
+
+    def drop_bytes(self, digest: bytes) -> None:
+        self._bytes.pop(digest, None)
+
+    def place(self, digest: bytes) -> tuple[Path, int, int] | None:
+        """File, offset and length of a chunk that lies on the disk."""
+        return self.places.get(digest)
+
     def drop(self, folder: Path) -> None:
         """Forgets what lies in a folder that is about to be deleted."""
         for digest in [known for known, place in self.places.items() if folder in place[0].parents]:
@@ -87,6 +94,8 @@ class BlobIndex:
 
     def read(self, digest: bytes) -> bytes | None:
         """The chunk, or None where it is not held, or no longer what it was."""
+        if digest in self._bytes:
+            return self._bytes[digest]
         place = self.places.get(digest)
         if place is None:
             return None
@@ -114,12 +123,6 @@ class BlobIndex:
         return blob_reply(data)
 
 
-def serve_run(network: Server, following: Following, index: BlobIndex) -> None:
-    """Answers what every node of a run answers: its manifest, its newest checkpoint, and chunks of those."""
-    network.serve(HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY)
-    network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
-
-
 @dataclass(slots=True)
 class _Missing:
     path: Path
@@ -127,21 +130,21 @@ class _Missing:
     digest: Hash
 
 
-async def fetch_checkpoint(
+async def fetch_files(
     network: Requester,
     peers: Sequence[str],
-    manifest: CheckpointManifest,
+    files: Sequence[FileEntry],
     folder: Path,
     index: BlobIndex,
     entropy: random.Random,
 ) -> int:
-    """Puts the checkpoint's files into `folder`, which then exists and is complete; bytes fetched.
+    """Puts files of a checkpoint into `folder`, which then exists and is complete; bytes fetched.
 
     Raises FetchError when no peer delivers a chunk (what was verified stays for the next try), and
     LocalError when the disk is full.
     """
     part = folder.with_name(folder.name + ".part")
-    missing = deque(await trio.to_thread.run_sync(_prepare, part, manifest.files, index))
+    missing = deque(await trio.to_thread.run_sync(_prepare, part, files, index))
     sources = _Sources(entropy.sample(peers, len(peers)))
     fetched = 0
 
@@ -162,7 +165,7 @@ async def fetch_checkpoint(
         raise _first(group) from None
     with disk_errors(folder):
         await trio.to_thread.run_sync(_complete, part, folder)
-    index.add(folder, manifest.files)
+    index.add(folder, files)
     return fetched
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
@@ -10,12 +9,13 @@ import trio
 
 from nous_node.protocol.errors import NousError
 
-from .blobs import BlobIndex, FetchError, fetch_checkpoint, verify_folder
+from .blobs import BlobIndex, FetchError, verify_folder
 from .events import Note, Report
 from .following import Following, Head, ask_head
 from .home import disk_errors
 from .joined import JoinedFolder, TooLargeError, refuse_checkpoint
 from .network import Network
+from .swarm import Swarm
 
 HEAD_SECONDS = 15.0
 """Between questions for a newer head, in case gossip lost one or the network was cut."""
@@ -31,6 +31,7 @@ class Holdings:
     ) -> None:
         """`disk`: bytes that checkpoints may take."""
         self.index = BlobIndex(self._tell_damage)
+        self.swarm = Swarm(network, following.run, self.index)
         self.newest: Head | None = None
         self.in_use: Head | None = None
         """What the worker reads or is about to: a cold start takes it seconds, in which many versions may
@@ -87,6 +88,7 @@ class Holdings:
                 continue
             version = head.version
             self._before, self.newest = self.newest, head
+            self.swarm.hold(head.hash, head.manifest, files=True, deltas=False)
             self._drop_old()
             self._changed.set()
             self._changed = trio.Event()
@@ -104,13 +106,13 @@ class Holdings:
                 )
                 with disk_errors(folder):
                     await trio.to_thread.run_sync(_set_aside, folder)
-        peers = [peer.peer_id for peer in self._network.peers()]
-        await fetch_checkpoint(self._network, peers, head.manifest, folder, self.index, random.Random())
+        await self.swarm.fetch(head.hash, head.manifest, files, folder)
 
     def _drop_old(self) -> None:
         """Keeps the newest, the one before, which others may still fetch, and what is in use here."""
         kept = (self.newest, self._before, self.in_use)
         keep = {self.folder(head) for head in kept if head is not None}
+        self.swarm.retain({head.hash for head in kept if head is not None})
         with disk_errors(self._folder.checkpoints):
             folders = list(self._folder.checkpoints.iterdir())
         for folder in folders:

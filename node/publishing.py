@@ -39,7 +39,7 @@ class Publisher:
         self.heads: dict[bytes, Head] = {}
         self.folders: dict[int, Path] = {}
         self._identity, self._folder, self._journal = identity, folder, journal
-        self._following, self._index, self._entropy = following, index, entropy
+        self._following, self.index, self._entropy = following, index, entropy
         self._held = folder.manifest.staleness + 2
 
     @property
@@ -130,7 +130,7 @@ class Publisher:
         needed = {folder.name for folder in (*self.folders.values(), *folders[-keep:], *folders[:1])}
         for folder in folders:
             if folder.name not in needed and _number(folder) != good:
-                self._index.drop(folder)
+                self.index.drop(folder)
                 shutil.rmtree(folder, ignore_errors=True)
         newest = _number(self.folders[self.head.version])
         for folder in self._folder.path.glob("optimizer/[0-9]*"):
@@ -165,7 +165,7 @@ class Publisher:
         self._following.take(head)
         self.heads[head.hash] = head
         self.folders[head.version] = folder
-        self._index.add(folder, head.manifest.files)
+        self.index.add(folder, head.manifest.files)
         oldest = head.version - self._held + 1
         self.folders = {version: place for version, place in self.folders.items() if version >= oldest}
         self.heads = {digest: known for digest, known in self.heads.items() if known.version >= oldest}

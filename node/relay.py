@@ -16,7 +16,6 @@ from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.gossip import Judgement, Verdict, judge_checkpoint, judge_receipts, judge_rollout
 from nous_node.protocol.runs import Invite
 
-from .blobs import serve_run
 from .config import Settings
 from .discovery import nearby
 from .events import RelayStatus, Report, RunReady, Summary
@@ -26,6 +25,7 @@ from .home import Home
 from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
 from .losses import Losses
 from .network import Network, NetworkConfig, open_network
+from .swarm import serve_run
 
 MAX_CONNECTIONS = 1024
 """A relay is there to be connected to."""
@@ -72,7 +72,7 @@ class _Relay:
 
     async def run(self, stop: trio.Event) -> None:
         network, following = self.network, self.following
-        serve_run(network, following, self.holdings.index)
+        serve_run(network, following, self.holdings.swarm)
         topics = following.topics
         judges: dict[str, Callable[[bytes], Judgement]] = {
             topics.checkpoints: lambda data: judge_checkpoint(following.view, data, now_ms()),
@@ -85,6 +85,7 @@ class _Relay:
                 nursery.start_soon(drain, network.subscribe(topic, self._counted(judge), INBOX))
             nursery.start_soon(self.holdings.head_loop)
             nursery.start_soon(self.holdings.fetch_loop)
+            nursery.start_soon(self.holdings.swarm.run)
             nursery.start_soon(self._status_loop)
             addresses = list(network.addresses)[:MAX_ADDRESSES]
             invite = Invite(following.run, addresses).to_text()

@@ -26,7 +26,7 @@ from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
 from nous_node.protocol.rollouts import RolloutGroup
 from nous_node.protocol.runs import Invite
 
-from .blobs import BlobIndex, serve_run
+from .blobs import BlobIndex
 from .canary import rollback_sentence
 from .config import Settings
 from .discovery import nearby
@@ -45,6 +45,7 @@ from .renewals import Renewals, wanted
 from .runfolder import RunFolder
 from .standings import Standings
 from .store import Journal, RunRules, StoredGroup
+from .swarm import Swarm, serve_run
 from .training import Training
 
 INBOX = 32
@@ -97,7 +98,7 @@ async def trainer(
             node = _Trainer(
                 settings, folder, journal, publisher, following, network, report, renewals or Renewals()
             )
-            serve_run(network, following, index)
+            serve_run(network, following, node.swarm)
             async with nearby(folder.run, network.addresses if settings.mdns else ()):
                 await node.run(stop)
             return node.training.summary()
@@ -129,6 +130,7 @@ class _Trainer:
     ) -> None:
         self.settings, self.folder, self.journal = settings, folder, journal
         self.publisher, self.following, self.network, self.report = publisher, following, network, report
+        self.swarm = Swarm(network, folder.run, publisher.index)
         self.manifest = folder.manifest
         learning = read_learning(folder.learning)
         self.keep = learning.keep_checkpoints
@@ -158,8 +160,15 @@ class _Trainer:
                     topic = self.following.topics.rollouts(shard)
                     inbox = self.network.subscribe(topic, self._judge(shard), INBOX, self._lost)
                     nursery.start_soon(self._intake_loop, inbox)
-                for loop in (self.lessons.loop, self._receipt_loop, self._beacon_loop, self._status_loop):
+                for loop in (
+                    self.swarm.run,
+                    self.lessons.loop,
+                    self._receipt_loop,
+                    self._beacon_loop,
+                    self._status_loop,
+                ):
                     nursery.start_soon(loop)
+                self._hold()
                 addresses = list(self.network.addresses)[:MAX_ADDRESSES]
                 invite = Invite(self.following.run, addresses).to_text()
                 self.report(RunReady(self.following.run.hex(), self.manifest.name, invite, addresses))
@@ -282,12 +291,20 @@ class _Trainer:
 
     async def _announce(self, head: Head) -> None:
         """Gossips the head; whoever misses it, or it is too large for gossip, asks for it within seconds."""
+        self._hold()
         if len(head.envelope) > MAX_ENVELOPE:
             return
         try:
             await self.network.publish(self.following.topics.checkpoints, head.envelope)
         except NoSubscribersError:
             return
+
+    def _hold(self) -> None:
+        """What others may be told that is here."""
+        for head in self.publisher.heads.values():
+            if head.version in self.publisher.folders:
+                self.swarm.hold(head.hash, head.manifest, files=True, deltas=False)
+        self.swarm.retain(self.publisher.heads)
 
     async def _receipt_loop(self) -> None:
         while True:

@@ -23,7 +23,6 @@ from nous_node.protocol.rollouts import Engine as EngineFacts
 from nous_node.protocol.runs import Invite
 
 from .assignments import Assignments
-from .blobs import serve_run
 from .config import Settings
 from .contribution import Contribution
 from .engine import Engine, WorkerError
@@ -40,6 +39,7 @@ from .outbox import Outbox
 from .pacing import Pacing
 from .restraint import Restraint
 from .sending import Sending
+from .swarm import serve_run
 from .worker_messages import ENGINE, FIRST_GROUPS, Checked, FirstGroups, Group, Load, Order
 
 HELLO_SECONDS = 10.0
@@ -127,7 +127,7 @@ class _Volunteer:
     async def run(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
         topics = self.following.topics
         enough = None if rollouts is None else self.contribution.reached(rollouts)
-        serve_run(self.network, self.following, self.holdings.index)
+        serve_run(self.network, self.following, self.holdings.swarm)
         await self.engine.start()
         try:
             async with trio.open_nursery() as nursery:
@@ -145,6 +145,7 @@ class _Volunteer:
                     self.restraint.watch,
                     self._status_loop,
                     self.engine.watch_memory,
+                    self.holdings.swarm.run,
                 ):
                     nursery.start_soon(loop)
                 nursery.start_soon(self._generate_loop, nursery.cancel_scope)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import trio
 
-from nous_node.node.blobs import BlobIndex, FetchError, fetch_checkpoint
+from nous_node.node.blobs import BlobIndex, FetchError, fetch_files
 from nous_node.node.following import Following, now_ms
 from nous_node.node.network import NetworkConfig, open_network
 from nous_node.protocol.constants import DOMAIN_ENVELOPE
@@ -211,7 +211,7 @@ async def test_peer_that_serves_another_chunk_is_cut_off(stage: Any, tmp_path: P
 
 async def fetch(network: Any, peers: list[str], head: Any, folder: Path) -> None:
     index = BlobIndex(lambda file: None)
-    await fetch_checkpoint(network, peers, head.manifest, folder, index, random.Random(0))
+    await fetch_files(network, peers, head.manifest.files, folder, index, random.Random(0))
 
 
 @pytest.mark.attack("trainer key not in the manifest", "wrong-role")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import trio
 
-from nous_node.node.blobs import BlobIndex, fetch_checkpoint, verify_folder
+from nous_node.node.blobs import BlobIndex, fetch_files, verify_folder
 from nous_node.node.network_errors import NotConnectedError
-from nous_node.protocol.checkpoints import FULL, CheckpointManifest, FileEntry, file_entry
+from nous_node.protocol.checkpoints import FileEntry, file_entry
 from nous_node.protocol.encoding import read
 from nous_node.protocol.streams import MAX_REQUEST, BlobRequest, blob_reply
 
@@ -94,9 +94,8 @@ class Bench:
         return Swarm(peers or {"honest": honest(self.server)})
 
     async def fetch(self, swarm: Swarm, seed: int = 0) -> int:
-        manifest = CheckpointManifest(1, FULL, self.files, {"w": bytes(32)}, bytes(32))
         peers = [peer for peer in swarm.peers if peer not in swarm.cut]
-        return await fetch_checkpoint(swarm, peers, manifest, self.folder, self.index, random.Random(seed))
+        return await fetch_files(swarm, peers, self.files, self.folder, self.index, random.Random(seed))
 
     def assert_complete(self) -> None:
         verify_folder(self.folder, self.files)
