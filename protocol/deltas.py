@@ -1,0 +1,252 @@
+"""Deltas between two safetensors files of one layout. Spec: `specs/09-checkpoints.md`, "Deltas".
+
+A delta is a header and one payload a *segment* of a tensor that changed; segments bound what a reader holds
+in memory. All of it is on bit patterns: NaNs, infinities and the sign of zero come out as they went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import numpy as np
+import zstandard
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from .constants import MAX_MANIFEST, MAX_MANIFEST_VALUES, MAX_WINDOW, ZSTD_LEVEL
+from .encoding import encode, read
+from .envelope import Uint
+from .errors import Code, RemoteError
+from .layout import WIDTHS, Place
+
+MAGIC: Final = b"nous/delta/1\x00"
+LENGTH_BYTES: Final = 4
+"""Behind the magic: the length of the header, big-endian."""
+
+SEGMENT: Final = 1 << 20
+"""Elements of every segment but a tensor's last: a reader holds one, its payload and some arrays of that
+length, 60 MB in all for the widest types."""
+
+MAX_PAYLOAD: Final = 1 << 24
+"""Bytes of one payload; the largest honest one is a full segment of 8-byte elements, half of this."""
+
+ORDERED: Final = ("BF16", "F16", "F32")
+"""Floats whose bit patterns are put in the order of their values, so that a small step is a small number."""
+
+FRAME: Final = bytes.fromhex("28b52ffd")
+"""Begins a zstd frame; skippable frames begin otherwise."""
+
+COUNT_BYTES: Final = 4
+LONG_GAP: Final = 255
+"""A byte of gaps that says: as many unchanged elements, and the gap goes on."""
+
+DENSE: Final = 8
+"""Where less than one element in so many changed, `gap` is smaller than the others by far: they are not tried."""
+
+Words = NDArray[np.unsignedinteger[Any]]
+Encoding = Literal["gap", "xor", "full"]
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What one segment of a tensor becomes."""
+
+    segment: Uint
+    """Counts the segments of the tensor from 0."""
+    encoding: Encoding
+    size: Annotated[int, Meta(ge=1, le=MAX_PAYLOAD)]
+    """Bytes of the payload."""
+
+
+class DeltaHeader(msgspec.Struct, frozen=True):
+    """What a delta holds; payloads follow in the same order."""
+
+    tensors: dict[str, list[Record]]
+    """Tensor name -> the segments of it that changed, rising."""
+
+
+def delta_head(records: Mapping[str, Sequence[Record]]) -> bytes:
+    """Everything before the first payload. Raises LocalError for more records than a reader takes."""
+    header = encode(DeltaHeader({name: list(found) for name, found in records.items()}))
+    return MAGIC + len(header).to_bytes(LENGTH_BYTES, "big") + header
+
+
+def delta_header_length(head: bytes) -> int:
+    """Bytes of the header behind the first `len(MAGIC) + LENGTH_BYTES` of a delta. [DLT-2]"""
+    if len(head) != len(MAGIC) + LENGTH_BYTES or not head.startswith(MAGIC):
+        raise RemoteError(Code.MALFORMED, "This file is no delta.")
+    length = int.from_bytes(head[len(MAGIC) :], "big")
+    if length > MAX_MANIFEST:
+        raise RemoteError(Code.OVERSIZE, f"The header of a delta has {length} bytes.")
+    return length
+
+
+def read_delta_header(
+    header: bytes, rest: int, places: Sequence[Place]
+) -> dict[tuple[str, int], tuple[Record, int]]:
+    """(tensor, segment) -> its record, and where its payload begins behind the header.
+
+    `rest`: bytes of the file behind the header; `places`: the tensors of the parent's file. [DLT-3]
+    """
+    tensors = read(header, DeltaHeader, MAX_MANIFEST, MAX_MANIFEST_VALUES).tensors
+    counts = {place.name: segments(place.elements) for place in places}
+    found: dict[tuple[str, int], tuple[Record, int]] = {}
+    at = 0
+    for name, records in tensors.items():
+        if name not in counts:
+            raise RemoteError(Code.WRONG_TYPE, f"The parent has no tensor {name[:64]!r}.")
+        last = -1
+        for record in records:
+            if not last < record.segment < counts[name]:
+                raise RemoteError(
+                    Code.OUT_OF_RANGE, f"A segment of {name[:64]!r} is out of order or beyond it."
+                )
+            last = record.segment
+            found[name, last] = record, at
+            at += record.size
+    if at != rest:
+        raise RemoteError(
+            Code.SIZE_MISMATCH, f"The payloads of a delta have {rest} bytes, its header says {at}."
+        )
+    return found
+
+
+def segments(elements: int) -> int:
+    """How many segments a tensor of so many elements has."""
+    return -(-elements // SEGMENT)
+
+
+def pieces(place: Place) -> Iterator[tuple[int, int, int]]:
+    """Number, offset in the file and length in bytes of each segment of a tensor."""
+    for number in range(segments(place.elements)):
+        start = number * SEGMENT
+        length = min(SEGMENT, place.elements - start)
+        yield number, place.offset + start * place.width, length * place.width
+
+
+def make_payload(old: bytes, new: bytes, dtype: str) -> tuple[Encoding, bytes] | None:
+    """The smallest payload found that makes `new` of `old`; None where they are equal. [DLT-7]"""
+    if old == new:
+        return None
+    before, after = _words(old, dtype), _words(new, dtype)
+    made: list[tuple[Encoding, bytes]] = []
+    changed = np.not_equal(before, after)
+    if dtype in ORDERED:
+        at = np.flatnonzero(changed)
+        parts = _gap_parts(at, before[at], after[at])
+        made.append(("gap", _compressed(parts)))
+        if len(at) * DENSE < len(before):
+            return made[0]
+    made.append(("xor", _compressed(_planes(before ^ after))))
+    made.append(("full", _compressed(_planes(after))))
+    return min(made, key=lambda one: len(one[1]))
+
+
+def apply_payload(old: bytes, encoding: Encoding, payload: bytes, dtype: str) -> bytes:
+    """The new bytes of a segment. Raises RemoteError. [DLT-4] [DLT-5] [DLT-6]"""
+    before = _words(old, dtype)
+    if encoding == "gap":
+        return _apply_gap(before, payload, dtype)
+    content = np.frombuffer(_unpacked(payload, len(old), len(old)), np.uint8)
+    words = np.ascontiguousarray(content.reshape(WIDTHS[dtype], -1).T).reshape(-1).view(before.dtype)
+    return (words if encoding == "full" else words ^ before).tobytes()
+
+
+def _apply_gap(before: Words, payload: bytes, dtype: str) -> bytes:
+    if dtype not in ORDERED:
+        raise RemoteError(Code.WRONG_TYPE, f"A gap payload is not for tensors of the type {dtype}.")
+    elements, width = len(before), before.itemsize
+    longest = COUNT_BYTES + elements * (width + 1) + elements // LONG_GAP
+    data = _unpacked(payload, COUNT_BYTES + width + 1, longest)
+    count = int.from_bytes(data[:COUNT_BYTES], "big")
+    if not 0 < count <= elements:
+        raise RemoteError(Code.OUT_OF_RANGE, f"A payload names {count} of {elements} elements.")
+    split = COUNT_BYTES + count * width
+    at = _positions(np.frombuffer(data, np.uint8, offset=min(split, len(data))), count)
+    if at[-1] >= elements:
+        raise RemoteError(Code.OUT_OF_RANGE, f"A payload names the element {at[-1]} of {elements}.")
+    planes = np.frombuffer(data, np.uint8, count * width, COUNT_BYTES).reshape(width, count)
+    steps = np.ascontiguousarray(planes.T).reshape(-1).view(before.dtype)
+    if not steps.all():
+        raise RemoteError(Code.OUT_OF_RANGE, "A payload names an element that does not change.")
+    after = before.copy()
+    after[at] = _stepped(before[at], steps)
+    return after.tobytes()
+
+
+def _positions(gaps: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
+    """Indices of the changed elements, which rise by construction. [DLT-6]"""
+    ends = np.flatnonzero(gaps != LONG_GAP)
+    if len(ends) != count or len(gaps) != ends[-1] + 1:
+        raise RemoteError(Code.SIZE_MISMATCH, f"A payload of {count} elements has {len(ends)} gaps.")
+    return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(count)
+
+
+def _gap_parts(at: NDArray[np.int64], before: Words, after: Words) -> list[bytes]:
+    gaps = np.diff(at, prepend=-1) - 1
+    long = gaps // LONG_GAP
+    stream = np.full(len(at) + int(long.sum()), LONG_GAP, np.uint8)
+    stream[np.cumsum(long + 1) - 1] = gaps - long * LONG_GAP
+    count = len(at).to_bytes(COUNT_BYTES, "big")
+    return [count, *_planes(_steps(before, after)), stream.tobytes()]
+
+
+def _steps(before: Words, after: Words) -> Words:
+    """Zigzag differences of the ordered patterns: 1 is one down, 2 one up, 3 two down ..."""
+    signed = (_ordered(after) - _ordered(before)).view(f"<i{before.itemsize}")
+    return ((signed << 1) ^ (signed >> (8 * before.itemsize - 1))).view(before.dtype)
+
+
+def _stepped(before: Words, steps: Words) -> Words:
+    one = before.dtype.type(1)
+    ordered = _ordered(before) + ((steps >> one) ^ (~(steps & one) + one))
+    top = before.dtype.type(1 << (8 * before.itemsize - 1))
+    return np.where(ordered & top, ordered ^ top, ~ordered)
+
+
+def _ordered(words: Words) -> Words:
+    """Bit patterns of floats as unsigned integers in the order of their values; -0 lies below 0."""
+    top = words.dtype.type(1 << (8 * words.itemsize - 1))
+    return np.where(words & top, ~words, words ^ top)
+
+
+def _words(data: bytes, dtype: str) -> Words:
+    return np.frombuffer(data, f"<u{WIDTHS[dtype]}")
+
+
+def _planes(words: Words) -> list[bytes]:
+    """Byte planes, the lowest first. [ROL-10]"""
+    octets = words.view(np.uint8).reshape(-1, words.itemsize)
+    return [octets[:, number].tobytes() for number in range(words.itemsize)]
+
+
+def _compressed(parts: Sequence[bytes]) -> bytes:
+    """One zstd frame with its content size. Each part begins a block, and so a table of its own."""
+    packer = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(map(len, parts)))
+    packed = []
+    for part in parts:
+        packed += [packer.compress(part), packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
+    return b"".join([*packed, packer.flush()])
+
+
+def _unpacked(payload: bytes, least: int, most: int) -> bytes:
+    """The content of one zstd frame that says its size, and nothing behind it. [DLT-4]"""
+    try:
+        header = zstandard.get_frame_parameters(payload)
+        if not payload.startswith(FRAME) or header.window_size > MAX_WINDOW:
+            raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta is no zstd frame that is allowed.")
+        if header.content_size == zstandard.CONTENTSIZE_UNKNOWN:
+            raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta does not say its size.")
+        if not least <= header.content_size <= most:
+            raise RemoteError(
+                Code.SIZE_MISMATCH,
+                f"A payload of a delta unfolds to {header.content_size} bytes; {least} to {most} fit.",
+            )
+        return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
+            payload, max_output_size=header.content_size, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise RemoteError(
+            Code.BAD_COMPRESSION, f"A payload of a delta is no single zstd frame: {error}."
+        ) from error
