@@ -11,7 +11,7 @@ import os
 import random
 import shutil
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -61,6 +61,8 @@ class BlobIndex:
     damaged: Callable[[Path], None]
     """Told of each file that is found to be not what it was."""
     places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
+    elsewhere: Callable[[bytes], Awaitable[bytes | None]] | None = None
+    """Asked for blobs of peers' requests that are not here: groups by reference. [ROL-16] [ROL-18]"""
     _bytes: dict[bytes, bytes] = field(default_factory=dict)
     _broken: list[Path] = field(default_factory=list)
 
@@ -120,6 +122,8 @@ class BlobIndex:
         data = await trio.to_thread.run_sync(self.read, wanted.hash)
         while self._broken:
             self.damaged(self._broken.pop())
+        if data is None and self.elsewhere is not None:
+            data = await self.elsewhere(wanted.hash)
         return blob_reply(data)
 
 
