@@ -25,8 +25,6 @@ class Contribution:
 
     def __init__(self, following: Following, outbox: Outbox) -> None:
         self.doing = "starting"
-        self.known_from = -1
-        """Newest version when our key was made known: later ones count. -1: not made known yet."""
         self.standing: Standing | None = None
         """What a trainer said last of our key."""
         self._following, self._outbox = following, outbox

@@ -236,16 +236,14 @@ def cut_off(ledger: Ledger) -> list[Receipt]:
     return receipts
 
 
-def heard(connection: sqlite3.Connection, key: bytes, agent: str, now: int, version: int) -> bool:
-    """Notes a greeting; whether the key is new."""
-    known = connection.execute("UPDATE keys SET agent = ?, seen_ms = ? WHERE key = ?", (agent, now, key))
-    if known.rowcount:
-        return False
-    connection.execute(
-        "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent) VALUES(?, ?, ?, ?, ?)",
-        (key, now, version, now, agent),
-    )
-    return True
+def heard(connection: sqlite3.Connection, key: bytes, agent: str, now: int, version: int) -> int:
+    """Notes a greeting; the newest version when the key was first heard of."""
+    (first,) = connection.execute(
+        "INSERT INTO keys(key, heard_ms, heard_version, seen_ms, agent) VALUES(?1, ?2, ?3, ?2, ?4) "
+        "ON CONFLICT DO UPDATE SET agent = ?4, seen_ms = ?2 RETURNING heard_version",
+        (key, now, version, agent),
+    ).fetchone()
+    return int(first)
 
 
 def restrained(database: Database) -> dict[bytes, Reputation]:

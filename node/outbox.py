@@ -20,13 +20,13 @@ import msgspec
 
 from nous_node.protocol.constants import MAX_ENVELOPE
 from nous_node.protocol.encoding import encode, read
-from nous_node.protocol.envelope import unseal
+from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.receipts import Receipt, Standing
 from nous_node.protocol.rollouts import Engine
 
 from .database import Database, SequenceNumbers
-from .outbox_tables import KEPT_COUNTERS, KEPT_OPEN, SCHEMA, forget_old, settle, tally
+from .outbox_tables import KEPT_COUNTERS, KEPT_OPEN, SCHEMA, drop_content, forget_old, settle, tally
 
 _KNOWN_FROM: Final = "known-from"
 """Name in the table of numbers."""
@@ -140,14 +140,18 @@ class Outbox:
         )
 
     @property
-    def known_from(self) -> int:
-        """Newest version when our key was made known: later ones count for it [TSK-6]. -1: it never was."""
+    def known_from(self) -> int | None:
+        """Newest version when a trainer first heard of our key: later ones count for it [TSK-6]. None: none
+        has said so."""
         row = self._database.one("SELECT value FROM numbers WHERE name = ?", (_KNOWN_FROM,))
-        return row[0] if row is not None and isinstance(row[0], int) else -1
+        return None if row is None else _int(row[0])
 
-    def note_known(self, version: int) -> None:
-        """A hello was published while `version` was the newest, or a trainer says that it heard it then."""
-        self._database.write("INSERT OR REPLACE INTO numbers VALUES(?, ?)", (_KNOWN_FROM, version))
+    def note_known(self, version: int | None) -> None:
+        """A trainer says which version that was; None: that it never heard of our key. [HEL-2]"""
+        if version is None:
+            self._database.write("DELETE FROM numbers WHERE name = ?", (_KNOWN_FROM,))
+        else:
+            self._database.write("INSERT OR REPLACE INTO numbers VALUES(?, ?)", (_KNOWN_FROM, version))
 
     @property
     def word(self) -> Word | None:
@@ -179,8 +183,19 @@ class Outbox:
         """The worker has loaded a policy."""
         self._database.write("INSERT OR REPLACE INTO engine VALUES(1, ?)", (encode(engine),))
 
-    def put(self, data: bytes, *, checkpoint: bytes, version: int, counter: int) -> bytes:
-        """Stores a sealed group before it is published; returns its envelope id."""
+    def put(
+        self,
+        data: bytes,
+        *,
+        checkpoint: bytes,
+        version: int,
+        counter: int,
+        chunks: Sequence[tuple[bytes, bytes]] = (),
+    ) -> bytes:
+        """Stores a sealed group before it is published; returns its envelope id.
+
+        `chunks`: of one by reference, hash and content of each. `chunk` gives them out while the group waits.
+        """
         envelope = unseal(data, len(data))
         head = envelope.head
         with self._database.transaction() as connection:
@@ -192,6 +207,10 @@ class Outbox:
             if made.rowcount == 0:
                 raise LocalError("This group is in the outbox already; every message is sealed anew.")
             connection.execute("INSERT INTO envelopes VALUES(?, ?)", (made.lastrowid, data))
+            connection.executemany(
+                "INSERT INTO chunks VALUES(?, ?, ?, ?)",
+                [(made.lastrowid, number, *chunk) for number, chunk in enumerate(chunks)],
+            )
             connection.execute(
                 "DELETE FROM unfinished WHERE checkpoint = ? AND counter = ?", (checkpoint, counter)
             )
@@ -220,13 +239,22 @@ class Outbox:
         row = self._database.one("SELECT exp_ms FROM groups WHERE id = ?", (rollout,))
         return row is not None and _int(row[0]) <= now
 
-    def content(self, rollout: bytes) -> bytes | None:
-        """The content of a group that waits, to be sealed again; None where it no longer waits."""
+    def content(self, rollout: bytes) -> tuple[Kind, bytes] | None:
+        """Kind and content of the message of a group that waits, to be sealed again; None where it no longer
+        waits."""
         row = self._database.one(
             "SELECT data FROM groups JOIN envelopes USING(made) WHERE id = ? AND state = 'waiting'",
             (rollout,),
         )
-        return unseal(row[0], len(row[0])).content() if row and isinstance(row[0], bytes) else None
+        if row is None or not isinstance(row[0], bytes):
+            return None
+        envelope = unseal(row[0], len(row[0]))
+        return Kind(envelope.head.kind), envelope.content()
+
+    def chunk(self, digest: bytes) -> bytes | None:
+        """A chunk of a group by reference that waits. [ROL-16]"""
+        row = self._database.one("SELECT data FROM chunks WHERE hash = ?", (digest,))
+        return row[0] if row is not None and isinstance(row[0], bytes) else None
 
     def repeat(self, rollout: bytes, data: bytes) -> None:
         """Notes, before it is published, that a group may be sent again as `data`: a receipt for that settles
@@ -251,7 +279,8 @@ class Outbox:
                 "SELECT made FROM groups WHERE state = 'waiting' AND version < ?", (horizon,)
             ).fetchall()
             connection.executemany("UPDATE groups SET state = 'given-up' WHERE made = ?", stale)
-            connection.executemany("DELETE FROM envelopes WHERE made = ?", stale)
+            for (made,) in stale:
+                drop_content(connection, made)
             if stale:
                 tally(connection, "waiting", "", -len(stale))
                 tally(connection, "given-up", "", len(stale))

@@ -9,8 +9,9 @@
 
 A group counts from the moment it is here. Its sender may send it again, sealed anew; it stays one group and
 each of its envelopes gets the same receipt. `publish` records a checkpoint and marks its groups used in one
-transaction: after a crash no group goes into two versions and none is lost. See `database` for what
-`kill -9` and a power failure do. How its key stands changes with the verdict, in the same transaction.
+transaction: after a crash no group goes into two versions and none is lost. It returns once that is on the
+disk, so that after a power failure no version is signed again with other content [CKP-17]. See `database` for
+what becomes of the rest. How a group's key stands changes with the verdict, in the same transaction.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ class Journal:
         return bytes(value)
 
     @contextmanager
-    def _ledger(self, now: int) -> Iterator[Ledger]:
+    def _ledger(self, now: int, *, durable: bool = False) -> Iterator[Ledger]:
         """A transaction over keys: what becomes of their reputations is written at its end."""
-        with self._database.transaction() as connection:
+        with self._database.transaction(durable=durable) as connection:
             ledger = Ledger(connection, now)
             yield ledger
             settle(ledger)
@@ -115,14 +116,15 @@ class Journal:
 
     # --- keys ------------------------------------------------------------------------------------
 
-    def hear(self, key: bytes, agent: str, now: int, version: int) -> bool:
-        """Notes a greeting; whether the key is new. `version`: newest one published, -1 for none."""
-        return self.hear_many({key: agent}, now, version) == 1
+    def hear(self, key: bytes, agent: str, now: int, version: int) -> int:
+        """Notes a greeting. `version`: newest one published, -1 for none; that of the key's first greeting is
+        returned: later ones count for it. [TSK-6]"""
+        return self.hear_many({key: agent}, now, version)[key]
 
-    def hear_many(self, greetings: Mapping[bytes, str], now: int, version: int) -> int:
-        """Notes greetings (key -> agent) in one transaction; how many keys are new."""
+    def hear_many(self, greetings: Mapping[bytes, str], now: int, version: int) -> dict[bytes, int]:
+        """Notes greetings (key -> agent) in one transaction; what `hear` returns for each key."""
         with self._database.transaction() as connection:
-            return sum(heard(connection, key, agent, now, version) for key, agent in greetings.items())
+            return {key: heard(connection, key, agent, now, version) for key, agent in greetings.items()}
 
     def key(self, key: bytes) -> KeyRecord | None:
         row = self._database.one(f"SELECT {KEY_COLUMNS} FROM keys WHERE key = ?", (key,))
@@ -309,17 +311,17 @@ class Journal:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def publish(self, checkpoint: StoredCheckpoint, used: Sequence[bytes]) -> None:
-        """Records a checkpoint and that the groups of these ids are done with, in one transaction. In it the
-        accounts of the version that becomes stale are closed. [TSK-7]
+    def publish(self, checkpoint: StoredCheckpoint, used: Sequence[bytes], *, leap: bool = False) -> None:
+        """Records a checkpoint and that the groups of these ids are done with, in one transaction that is on
+        the disk before this returns. In it the accounts of versions that become stale are closed. [TSK-7]
 
-        Raises LocalError where the version is not the next one.
+        Raises LocalError where the version is not the next one, or with `leap` not above the last.
         """
         version = checkpoint.version
-        with self._ledger(checkpoint.published_ms) as ledger:
+        with self._ledger(checkpoint.published_ms, durable=True) as ledger:
             connection = ledger.connection
             (last,) = connection.execute("SELECT max(version) FROM checkpoints").fetchone()
-            if last is not None and version != last + 1:
+            if last is not None and version != last + 1 and not (leap and version > last):
                 raise LocalError(f"Version {version} cannot follow version {last} in the journal.")
             *facts, stats, figures = msgspec.structs.astuple(checkpoint)
             connection.execute(
@@ -331,8 +333,10 @@ class Journal:
                 "WHERE id = ? AND state IN ('pending', 'accepted')",
                 [(version, rollout) for rollout in used],
             )
-            if self._rules is not None:
-                close_accounts(ledger, version - self._rules.staleness - 1)
+            if self._rules is not None and last is not None:
+                held = self._rules.staleness
+                for stale in range(last - held, min(last + 1, version - held)):
+                    close_accounts(ledger, stale)
         self._newest = version
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 

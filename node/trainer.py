@@ -32,6 +32,7 @@ from .config import Settings
 from .discovery import nearby
 from .events import Note, Report, RunReady, Summary
 from .following import Following, Head, now_ms
+from .hellos import Answers
 from .home import Home
 from .learner_messages import Updated
 from .learning import read_learning
@@ -141,6 +142,7 @@ class _Trainer:
         self.renewals = renewals
         self.training = Training(following, journal)
         self.standings = Standings(journal, following.view)
+        self.answers = Answers()
         self.lessons = Lessons(
             settings,
             folder,
@@ -248,7 +250,7 @@ class _Trainer:
     def _journal(self, batch: list[_Arrival]) -> None:
         greetings = {arrival.key: arrival.agent for arrival in batch if arrival.agent is not None}
         if greetings:
-            self.journal.hear_many(greetings, now_ms(), self.following.version)
+            self.answers.heard(self.journal.hear_many(greetings, now_ms(), self.following.version))
         groups = [arrival.group for arrival in batch if arrival.group is not None]
         for key in greetings:
             self.training.heard(key)
@@ -319,16 +321,17 @@ class _Trainer:
             batch = stored + [self.receipts.popleft() for _ in range(len(self.receipts))]
             now = now_ms()
             self.standings.note(batch, now)
-            standings = self.standings.due(now, parting=parting)
-            if not batch and not standings:
+            standings, known = self.standings.due(now, parting=parting), self.answers.due()
+            if not batch and not standings and not known:
                 return
-            data = self.publisher.seal(Kind.RECEIPTS, Receipts(batch, standings).to_bytes())
+            data = self.publisher.seal(Kind.RECEIPTS, Receipts(batch, standings, known).to_bytes())
             try:
                 await self.network.publish(self.following.topics.receipts, data)
             except NoSubscribersError:
                 return  # the journal's wait for a subscriber
             self.journal.receipts_sent(stored)
             self.standings.told(standings, now)
+            self.answers.told(known)
 
     async def _status_loop(self) -> None:
         losses = Losses(self.report)

@@ -14,7 +14,7 @@ from importlib import metadata
 
 import trio
 
-from nous_node.protocol.envelope import Kind
+from nous_node.protocol.envelope import Kind, Signed
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.gossip import Verdict, judge_checkpoint, judge_receipts
 from nous_node.protocol.identity import Identity
@@ -28,22 +28,19 @@ from .contribution import Contribution
 from .engine import Engine, WorkerError
 from .events import Note, Report, Summary
 from .following import INBOX, Following, Head, drain, now_ms
+from .hellos import Greeting
 from .holdings import Holdings
 from .home import Home, StorageError
 from .joined import JoinedFolder, connecting, enter, entered, playable, refuse_too_large
 from .journal_counters import ALLOWED_HOLES
 from .losses import Losses
 from .network import Network, NetworkConfig, open_network
-from .network_errors import NoSubscribersError
 from .outbox import Outbox
 from .pacing import Pacing
 from .restraint import Restraint
 from .sending import Sending
 from .swarm import serve_run
 from .worker_messages import ENGINE, FIRST_GROUPS, Checked, FirstGroups, Group, Load, Order
-
-HELLO_SECONDS = 10.0
-"""Between greetings while no checkpoint counts for our key yet."""
 
 STATUS_SECONDS = 1.0
 
@@ -109,12 +106,12 @@ class _Volunteer:
         self.holdings = Holdings(network, following, folder, settings.disk, report)
         self.engine_facts = EngineFacts(ENGINE, metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
-        self.contribution.known_from = outbox.known_from
         self.restraint = Restraint(identity.key, outbox, report)
         self.contribution.standing = self.restraint.standing
         self.sending = Sending(identity, network, following, outbox, self.contribution, self.restraint)
         environments = playable(self.manifest, settings.env, report)
         self.assignments = Assignments(following.run, identity.key, self.manifest, environments, outbox)
+        self.greeting = Greeting(identity.key, following, outbox, self._say_hello)
         self.pacing = Pacing(self.manifest.staleness)
         self.ending = False
         self.engine = Engine(
@@ -137,7 +134,7 @@ class _Volunteer:
                 ):
                     nursery.start_soon(drain, self.network.subscribe(topic, judge, INBOX))
                 for loop in (
-                    self._hello_loop,
+                    self.greeting.loop,
                     self.holdings.head_loop,
                     self.holdings.fetch_loop,
                     self.sending.publish_loop,
@@ -182,53 +179,30 @@ class _Volunteer:
     def _judge_receipts(self, data: bytes, forwarder: str) -> Verdict:
         judgement = judge_receipts(self.following.view, data, now_ms())
         if isinstance(judgement.body, Receipts) and judgement.envelope is not None:
-            self._note_receipts(judgement.body, judgement.envelope.head.ts, data)
+            self._note_receipts(judgement.body, judgement.envelope.head, data)
         return judgement.verdict
 
-    def _note_receipts(self, body: Receipts, ts: int, data: bytes) -> None:
-        """What a trainer says of us in the envelope `data` of time `ts`. [RCP-3] [RCP-6] [RCP-7]"""
+    def _note_receipts(self, body: Receipts, head: Signed, data: bytes) -> None:
+        """What a trainer says of us in the envelope `data`. [RCP-3] [RCP-6] [RCP-7] [HEL-2]"""
+        self.greeting.note_known(head.sender, body.known)
         mine = [item for item in body.items if item.peer == self.identity.key]
         for item in self.outbox.acknowledge(mine, data):
             self.contribution.note(item)
             self.pacing.receipt(self.sending.settled(item.rollout), item.code == Code.STALE)
             if item.code == Code.KEY_TOO_NEW:
-                heard = self.following.version if item.threshold is None else int(item.threshold) - 1
-                self._note_known(heard)
+                self.greeting.note_too_new(head.sender, item)
         for item in mine:
-            self.restraint.note_receipt(item, ts)
+            self.restraint.note_receipt(item, head.ts)
         for standing in body.standings:
             if standing.peer == self.identity.key:
-                self.restraint.note_standing(standing, ts, data)
+                self.restraint.note_standing(standing, head.ts, data)
                 self.contribution.standing = self.restraint.standing
 
     # --- what goes out ---------------------------------------------------------------------------
 
-    async def _hello_loop(self) -> None:
-        """Makes the key known, until a checkpoint counts for it. [TSK-6]"""
-        while True:
-            if self._unknown():
-                hello = Hello(f"nous-node/{self.engine_facts.version}", self.engine_facts)
-                version = self.following.version
-                try:
-                    await self.network.publish(
-                        self.sending.topic, self.sending.sealed(Kind.HELLO, hello.to_bytes())
-                    )
-                    if not 0 <= self.contribution.known_from <= version:  # or of a journal that was lost
-                        self._note_known(version)
-                except NoSubscribersError:
-                    await trio.sleep(0.2)
-                    continue
-            await trio.sleep(HELLO_SECONDS)
-
-    def _note_known(self, version: int) -> None:
-        """Later versions count for our key; remembered, because a trainer draws no new beacon for a key that
-        comes back."""
-        self.contribution.known_from = version
-        self.outbox.note_known(version)
-
-    def _unknown(self) -> bool:
-        """Whether no checkpoint counts for our key yet."""
-        return self.contribution.known_from < 0 or self.following.version <= self.contribution.known_from
+    async def _say_hello(self) -> None:
+        hello = Hello(f"nous-node/{self.engine_facts.version}", self.engine_facts)
+        await self.network.publish(self.sending.topic, self.sending.sealed(Kind.HELLO, hello.to_bytes()))
 
     async def _generate_loop(self, scope: trio.CancelScope) -> None:
         loaded: Head | None = None
@@ -262,7 +236,11 @@ class _Volunteer:
         while True:
             head = self.holdings.newest
             barren = head is not None and self.assignments.has_none(head)
-            if head is not None and head.version > self.contribution.known_from >= 0 and not barren:
+            if head is not None and self.greeting.known_from is None:
+                self.contribution.doing = "waiting for the trainer to answer"
+                await self.greeting.answered()
+                continue
+            if head is not None and self.greeting.counts(head.version) and not barren:
                 return head
             waits = "waiting for a version" + " with tasks for this node" * barren
             self.contribution.doing = "fetching a checkpoint" if head is None else waits

@@ -35,12 +35,28 @@ def receipts() -> list[dict[str, Any]]:
         ("no receipt", "RCP-2", {"items": []}),
         ("keys beside it are ignored", "ENC-10", {"items": [], "standing": [standing]}),
         ("a standing", "RCP-2", {"items": [], "standings": [standing]}),
+        ("an answer to a hello", "HEL-2", {"items": [], "known": [[ALICE.key, 7]]}),
+        ("heard before the first version", "HEL-2", {"items": [], "known": [[ALICE.key, -1]]}),
+        (
+            "receipts, standings and answers",
+            "HEL-2 RCP-2",
+            {"items": [refusal], "known": [[ALICE.key, 0], [BOB.key, 7]], "standings": [standing]},
+        ),
+        (
+            "a further element of an answer is ignored",
+            "ENC-10",
+            {"items": [], "known": [[BOB.key, 7, "note"]]},
+        ),
         ("receipts and standings", "RCP-2", {"items": [refusal], "standings": [standing, standing]}),
     ]
     bad: list[tuple[str, str, Any]] = [
         ("a state of its own", "RCP-2", {"items": [], "standings": [[ALICE.key, "king", *standing[2:]]]}),
         ("a standing without its end", "RCP-2", {"items": [], "standings": [standing[:-1]]}),
         ("a negative debit", "RCP-2", {"items": [], "standings": [[*standing[:5], -1, *standing[6:]]]}),
+        ("an answer without its version", "HEL-2", {"items": [], "known": [[ALICE.key]]}),
+        ("heard before there was anything", "HEL-2", {"items": [], "known": [[ALICE.key, -2]]}),
+        ("an answer to a key of 31 bytes", "HEL-2", {"items": [], "known": [[bytes(31), 7]]}),
+        ("an answer with a text as version", "HEL-2", {"items": [], "known": [[ALICE.key, "7"]]}),
         ("a verdict of its own", "RCP-2", {"items": [[*refusal[:2], "maybe", "", None, None, 0]]}),
         ("a code with a terminal's escape", "RCP-2", {"items": [[*refusal[:3], "\x1b[2J", None, None, 0]]}),
         ("a negative credit", "RCP-2", {"items": [[*refusal[:6], -1]]}),

@@ -31,7 +31,7 @@ from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.encoding import read
 from nous_node.protocol.envelope import Envelope, Kind, seal, unseal
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Receipt, Receipts, accepted
+from nous_node.protocol.receipts import Known, Receipt, Receipts, accepted
 from nous_node.protocol.runs import Invite, Topics
 from nous_node.protocol.streams import (
     BLOB_PROTOCOL,
@@ -104,6 +104,13 @@ class Stage:
             rows = connection.execute("SELECT id FROM groups WHERE state = 'waiting'").fetchall()
         return {rollout for (rollout,) in rows}
 
+    def known_from(self) -> int:
+        """Newest version that does not count for the volunteer's key, as it knows it."""
+        (path,) = self.home.path.glob("joined/*/outbox.sqlite")
+        with closing(sqlite3.connect(path)) as connection:
+            (version,) = connection.execute("SELECT value FROM numbers WHERE name = 'known-from'").fetchone()
+        return int(version)
+
     def until(self, condition: Callable[[], Any], seconds: float = 40.0) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: self._error or condition(), seconds), self.status
@@ -158,10 +165,18 @@ class Stage:
         async for data, _ in inbox:
             envelope = unseal(data)
             if envelope.head.kind == Kind.HELLO:
-                await network.publish(self.topics.checkpoints, self._publisher.renew().envelope)
+                await self._greet(network, envelope.head.sender)
             else:
                 self.rollouts.append(envelope)
                 self._tell()
+
+    async def _greet(self, network: Network, key: bytes) -> None:
+        """A version that the hello crosses, which does not count for the key; then the answer, and one that
+        does."""
+        await network.publish(self.topics.checkpoints, self._publisher.renew().envelope)
+        answer = Receipts([], known=[Known(key, self.following.version)])
+        await network.publish(self.topics.receipts, self.sealed(Kind.RECEIPTS, answer.to_bytes()))
+        await network.publish(self.topics.checkpoints, self._publisher.renew().envelope)
 
     async def _followed(self, version: int) -> int:
         """Asks as anybody may: /nous/head/1."""

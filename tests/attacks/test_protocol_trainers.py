@@ -18,10 +18,11 @@ from nous_node.node.following import Following, now_ms
 from nous_node.node.network import NetworkConfig, open_network
 from nous_node.protocol.constants import DOMAIN_ENVELOPE
 from nous_node.protocol.encoding import encode
-from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.envelope import Envelope, Kind, unseal
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Receipts, Standing
+from nous_node.protocol.receipts import Known, Receipts, Standing
+from nous_node.protocol.rollouts import RolloutGroup
 from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, MAX_REQUEST
 
 LIAR = Identity.from_seed(b"liar".ljust(32))
@@ -222,6 +223,10 @@ def test_codes_of_what_only_a_trainer_may_say(stage: Any) -> None:
     assert error.value.code == Code.WRONG_ROLE
 
 
+def group_of(envelope: Envelope) -> RolloutGroup:
+    return RolloutGroup.from_bytes(envelope.content())
+
+
 def standing(key: bytes, state: str, until: int = 0) -> bytes:
     return Receipts([], [Standing(key, state, 1, 1, 10, 0, 1, 1, until)]).to_bytes()
 
@@ -252,6 +257,41 @@ def test_standing_of_another_key_stops_nobody(stage: Any) -> None:
     )
     stage.until(lambda: last.id not in stage.waiting())
     assert stage.status.state == ""
+
+
+@pytest.mark.parametrize("how", forged("forged answer to a hello"))
+def test_forged_answer_to_a_hello_changes_nothing(stage: Any, how: str) -> None:
+    """It would have the volunteer wait for ever, or make groups that are refused."""
+    stage.until(lambda: len(stage.rollouts) >= 2)
+    last, before = stage.rollouts.pop(), stage.known_from()
+    stage.whisper(
+        stage.topics.receipts,
+        FORGED[how][1](stage, Kind.RECEIPTS, Receipts([], known=[Known(stage.key, 1 << 40)]).to_bytes()),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(last)),
+    )
+    stage.until(lambda: last.id not in stage.waiting())
+    assert stage.known_from() == before
+
+
+@pytest.mark.attack("answer to somebody else", "")
+def test_answer_to_another_key_changes_nothing(stage: Any) -> None:
+    stage.until(lambda: len(stage.rollouts) >= 2)
+    last, before = stage.rollouts.pop(), stage.known_from()
+    stage.whisper(
+        stage.topics.receipts,
+        stage.sealed(Kind.RECEIPTS, Receipts([], known=[Known(LIAR.key, 1 << 40)]).to_bytes()),
+        stage.sealed(Kind.RECEIPTS, stage.receipts(last)),
+    )
+    stage.until(lambda: last.id not in stage.waiting())
+    assert stage.known_from() == before
+
+
+def test_version_that_crossed_the_hello_gets_no_groups(stage: Any) -> None:
+    """The trainer published it after the volunteer had sent its hello and before it heard that."""
+    crossed = stage.known_from()
+    assert crossed >= 1
+    versions = {stage.following.view.versions[group_of(group).checkpoint] for group in stage.rollouts}
+    assert min(versions) > crossed
 
 
 @pytest.mark.attack("other run behind an invite", "wrong-run")

@@ -111,6 +111,13 @@ def test_volunteer_that_was_cut_off_catches_up(net) -> None:
     assert volunteer.exit_code() == Exit.OK
 
 
+def test_no_first_group_comes_before_its_key_counts(net) -> None:
+    """All keys are new here, and many versions come while their hellos are on the way."""
+    newcomers = net.journal.rows("SELECT 1 FROM keys WHERE accepted > 0")
+    assert len(newcomers) >= 3
+    assert not net.journal.rows("SELECT groups FROM totals WHERE code = 'key-too-new'")
+
+
 def test_environments_that_the_run_does_not_have_are_named(net) -> None:
     volunteer = net.village.join("choosy", net.invite, "--env", "chess")
     assert volunteer.exit_code() == Exit.INPUT

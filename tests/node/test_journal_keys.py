@@ -38,8 +38,8 @@ def codes(errors: list[RemoteError | None]) -> list[Code | None]:
 def test_a_key_counts_for_versions_after_it_was_heard_of(journal: Journal) -> None:
     carol = b"C" * 32
     assert codes(journal.add_many([group(0, carol)])) == [Code.KEY_TOO_NEW]
-    assert journal.hear(carol, "test/1", NOW, 1)
-    assert not journal.hear(carol, "test/2", NOW + 5, 7)
+    assert journal.hear(carol, "test/1", NOW, 1) == 1
+    assert journal.hear(carol, "test/2", NOW + 5, 7) == 1
     assert journal.newcomers(1) == 1
     assert journal.newcomers(2) == 0
     errors = journal.add_many([group(1, carol, version=1), group(1, carol, version=2, checkpoint=OLD)])
@@ -52,7 +52,7 @@ def test_a_key_counts_for_versions_after_it_was_heard_of(journal: Journal) -> No
 
 def test_greetings_are_noted_together(journal: Journal) -> None:
     new = bytes([7]) * 32
-    assert journal.hear_many({ALICE: "test/2", new: "test/1"}, NOW + 9, 3) == 1
+    assert journal.hear_many({ALICE: "test/2", new: "test/1"}, NOW + 9, 3) == {ALICE: 0, new: 3}
     known, record = journal.key(ALICE), journal.key(new)
     assert known is not None
     assert record is not None

@@ -252,7 +252,7 @@ def test_the_engine_of_the_last_groups_is_kept(path: Path) -> None:
 
 def test_the_version_from_which_the_key_counts_outlives_a_restart(path: Path) -> None:
     with Outbox.open(path) as outbox:
-        assert outbox.known_from == -1
+        assert outbox.known_from is None
         outbox.next_seq()
         outbox.note_known(3)
     with Outbox.open(path) as outbox:
