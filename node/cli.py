@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import cli_trust
+from . import cli_checkpoints, cli_trust
 from .cli_exit import EXIT_CODES, Exit, verdict, write_crash
 from .cli_options import (
     OUTPUT,
@@ -29,6 +29,7 @@ from .cli_options import (
     MirrorFlag,
     NiceFlag,
     OnlyFlag,
+    RollbackFlag,
     ThreadsFlag,
     UploadFlag,
 )
@@ -48,6 +49,7 @@ identity_app = typer.Typer(
 )
 app.add_typer(identity_app, name="identity")
 cli_trust.register(app)
+cli_checkpoints.register(app)
 
 MAX_SENTENCE = 4096
 """Characters of an error: a sentence with two long paths."""
@@ -179,6 +181,7 @@ def train(
     keep: KeepFlag = None,
     http: HttpFlag = None,
     mirror: MirrorFlag = None,
+    rollback: RollbackFlag = False,
     home: HomeFlag = None,
     config: ConfigFlag = None,
     json: JsonFlag = False,
@@ -201,7 +204,9 @@ def train(
         "http": http,
         "mirror": mirror,
     }
-    train_run(run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated)
+    train_run(
+        run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated, rollback=rollback
+    )
 
 
 JOIN_HELP = """Join a run as a volunteer: generate rollouts and publish them.

@@ -29,7 +29,8 @@ class Exit(IntEnum):
 
     OK = 0
     FAILED = 1
-    """The demo did not learn, doctor found a problem, or audit another verdict than was recorded."""
+    """The demo did not learn, doctor found a problem, audit another verdict than was recorded, or a
+    checkpoint is damaged."""
     INPUT = 2
     """A flag, an invite, a file or a folder that cannot be used as it is."""
     NETWORK = 3
@@ -42,9 +43,10 @@ class Exit(IntEnum):
     """Ctrl-C a second time."""
 
 
-EXIT_CODES = """Exit codes: 0 ok · 1 the demo did not learn, doctor found a problem, or audit another
-verdict than was recorded · 2 bad input (flag, invite, file) · 3 network (unreachable, port in use) · 4
-storage (disk full, damaged state) · 5 internal error · 130 Ctrl-C pressed twice""".replace("\n", " ")
+EXIT_CODES = """Exit codes: 0 ok · 1 the demo did not learn, doctor found a problem, audit another verdict
+than was recorded, or a checkpoint is damaged · 2 bad input (flag, invite, file) · 3 network (unreachable,
+port in use) · 4 storage (disk full, damaged state) · 5 internal error · 130 Ctrl-C pressed
+twice""".replace("\n", " ")
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
