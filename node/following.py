@@ -1,7 +1,8 @@
 """What every role knows of a run: its manifest, its newest checkpoint, and the gossip view.
 
 A head is learnt by gossip or asked from a peer (`/nous/head/1`); both ways lead through `offer`, which
-takes nothing that is not signed by a trainer of the run and newer than what is known.
+takes nothing that is not signed by a trainer of the run and newer than what is known. A trainer key that
+signed two checkpoints of one version is found there too: nothing is followed from then on. [CKP-9] [CKP-17]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from nous_node.protocol.checkpoints import CheckpointManifest, checkpoint_hash, 
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.encoding import encode, read
 from nous_node.protocol.envelope import unseal
+from nous_node.protocol.equivocation import Equivocation, Ledger
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.gossip import GossipView
 from nous_node.protocol.runs import RunManifest, Topics, open_manifest
@@ -67,6 +69,16 @@ class Head:
     def version(self) -> int:
         return self.manifest.version
 
+    @property
+    def sender(self) -> bytes:
+        """Key of the trainer that signed it."""
+        return unseal(self.envelope, MAX_MANIFEST).head.sender
+
+    @property
+    def content(self) -> bytes:
+        """Bytes of the manifest, which its hash is of."""
+        return unseal(self.envelope, MAX_MANIFEST).content(MAX_MANIFEST)
+
 
 @dataclass(slots=True)
 class Following:
@@ -77,7 +89,16 @@ class Following:
     manifest: RunManifest
     view: GossipView
     head: Head | None = None
+    heard: bool = False
+    """Whether a peer has told its head since this node started."""
+    conflict: Equivocation | None = None
+    """What proves that a trainer key of this run signed two checkpoints of one version."""
     _changed: trio.Event = field(default_factory=trio.Event)
+    _conflicted: trio.Event = field(default_factory=trio.Event)
+    _ledger: Ledger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._ledger = Ledger(horizon=4 * (self.manifest.staleness + 1))
 
     @classmethod
     def of(cls, run: bytes, envelope: bytes) -> Following:
@@ -104,6 +125,12 @@ class Following:
 
     def take(self, head: Head) -> Head | None:
         """A head that is known to be genuine."""
+        conflict = self._ledger.note(head.sender, head.version, head.hash, head.envelope)
+        if conflict is not None and self.conflict is None:
+            self.conflict = conflict
+            self._conflicted.set()
+        if self.conflict is not None:
+            return None
         self.view.learn(head.hash, head.version)
         if self.head is not None and head.version <= self.head.version:
             return None
@@ -117,6 +144,12 @@ class Following:
         while self.head is None or self.head.version <= version:
             await self._changed.wait()
         return self.head
+
+    async def conflicted(self) -> Equivocation:
+        """Waits for a `conflict`."""
+        while self.conflict is None:
+            await self._conflicted.wait()
+        return self.conflict
 
     async def answer_head(self, peer: str, request: bytes) -> bytes:
         """The handler of /nous/head/1."""

@@ -1,14 +1,21 @@
 """A volunteer's or relay's folder of one run, and how a node gets into a run from an invite.
 
-run.envelope         the signed run manifest
-outbox.sqlite        groups made and what became of them
-checkpoints/HEX/     checkpoints held, by the first 16 hex digits of their hash
-worker.log           what the worker process printed
+run.envelope                 the signed run manifest
+head.envelope                the newest checkpoint manifest that was heard of, as it was signed
+outbox.sqlite                groups made and what became of them
+checkpoints/HEX/             files of a checkpoint, all of them and verified; HEX: 16 hex digits of its hash
+checkpoints/HEX.deltas/      its deltas, all of them and verified, each at the path of the file that it makes
+checkpoints/HEX.manifest     bytes of its manifest, which its hash is of
+checkpoints/HEX.part/        a download under way, and HEX.deltas.part/ one of deltas
+checkpoints/HEX.made/        files that are being made of deltas
+equivocation-VERSION.proof   two checkpoints of one version that one key signed (`node/equivocation.py`)
+worker.log                   what the worker process printed
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +27,7 @@ from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
 from nous_node.protocol.runs import Invite, RunManifest, open_manifest
 
+from .equivocation import refuse_halted
 from .events import Note, Report
 from .following import Following, ask_head
 from .home import Home, StorageError, disk_errors, write_atomic
@@ -34,7 +42,8 @@ RUNTIME_BYTES = 400 << 20
 """Memory of a worker without a model: interpreter, torch, transformers."""
 
 HELD_CHECKPOINTS = 3
-"""The newest, the one in use, and one that arrives."""
+"""The newest, the one in use, and one that arrives or is made of deltas. All others, deltas among them, take
+only what is left, and go where another one needs their room."""
 
 BESIDE_WEIGHTS = 256 << 20
 """Of a checkpoint: tokenizer, configuration and licences; the largest tokenizers have some 35 MB."""
@@ -72,8 +81,24 @@ class JoinedFolder:
     def worker_log(self) -> Path:
         return self.path / "worker.log"
 
+    @property
+    def head(self) -> Path:
+        return self.path / "head.envelope"
+
     def checkpoint(self, digest: bytes) -> Path:
         return self.checkpoints / digest.hex()[:16]
+
+    def part(self, digest: bytes) -> Path:
+        return self.checkpoints / f"{digest.hex()[:16]}.part"
+
+    def deltas(self, digest: bytes) -> Path:
+        return self.checkpoints / f"{digest.hex()[:16]}.deltas"
+
+    def checkpoint_manifest(self, digest: bytes) -> Path:
+        return self.checkpoints / f"{digest.hex()[:16]}.manifest"
+
+    def made(self, digest: bytes) -> Path:
+        return self.checkpoints / f"{digest.hex()[:16]}.made"
 
     def read_manifest(self, run: bytes) -> bytes | None:
         """The stored manifest envelope; None where there is none, or a damaged one (it is fetched again)."""
@@ -83,6 +108,14 @@ class JoinedFolder:
         except (OSError, RemoteError):
             return None
         return data
+
+    def read_head(self) -> bytes | None:
+        """The stored head's envelope, unchecked; None where there is none."""
+        try:
+            with self.head.open("rb") as file:
+                return file.read(MAX_MANIFEST + 1)
+        except OSError:
+            return None
 
 
 def connecting(invite: Invite) -> Note:
@@ -96,17 +129,23 @@ def entered(following: Following) -> Note:
 
 
 async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: Report) -> Following:
-    """Follows the run of an invite: manifest and newest head, from whoever answers first. Without a head
-    where nobody does and the run was entered before. Makes the folder once there is a manifest to keep.
+    """Follows the run of an invite: manifest and newest head, from whoever answers first. Where nobody does
+    and the run was entered before, with what is stored. Makes the folder once there is a manifest to keep.
 
     The caller keeps the network dialling. Raises LocalError when nobody who follows the run answers within
-    CONNECT_SECONDS, and RemoteError when the run is not for this node (too new a protocol).
+    CONNECT_SECONDS, EquivocationError when the run was halted, and RemoteError when the run is not for this
+    node (too new a protocol).
     """
     stored = folder.read_manifest(invite.run)
     following = None
     if stored is not None:
         following = Following.of(invite.run, stored)
+        refuse_halted(folder.path, invite.run, following.manifest)
         folder.make()  # its checkpoints may have been cleared away
+        head = folder.read_head()
+        if head is not None:
+            with suppress(RemoteError):  # damaged: others tell it again
+                following.offer(head)
     problem: NousError | None = None
     with trio.move_on_after(CONNECT_SECONDS):
         while True:
@@ -119,6 +158,7 @@ async def enter(network: Network, invite: Invite, folder: JoinedFolder, report: 
                         write_atomic(folder.manifest, reply.run)
                     if following is not None and reply.checkpoint is not None:
                         following.offer(reply.checkpoint)
+                        following.heard = True
                         return following
                 except StorageError:
                     raise

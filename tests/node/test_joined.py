@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from nous_node.node.equivocation import EquivocationError, halt_on_conflict
 from nous_node.node.events import Event, Note
 from nous_node.node.following import Following
 from nous_node.node.home import Home, StorageError
@@ -162,9 +163,10 @@ class Entrance:
         self.invite = Invite(run.run, [PEER])
         self.notes: list[Event] = []
 
-    def head(self, version: int = 3) -> bytes:
+    def head(self, version: int = 3, beacon: int = 0) -> bytes:
         files = [file_entry("model.safetensors", [b"weights"])]
-        manifest = CheckpointManifest(version, FULL, files, {"w": bytes(32)}, bytes(32), b"p" * 32)
+        drawn = bytes([beacon]) * 32
+        manifest = CheckpointManifest(version, FULL, files, {"w": bytes(32)}, drawn, b"p" * 32)
         body = manifest.to_bytes()
         return seal(self.root, Kind.CHECKPOINT, self.run.run, body, seq=1, ts=1_800_000_000_000)
 
@@ -244,9 +246,58 @@ async def test_a_run_that_was_entered_before_goes_on_without_anybody_and_says_so
     await entrance.enter(peer=entrance.knows())
     following = await entrance.enter()
     assert (following.manifest, following.head) == (entrance.run.manifest, None)
+    assert not following.heard
     (note,) = entrance.notes
     assert isinstance(note, Note)
     assert "what is stored here is used" in note.text
+
+
+async def test_the_head_that_was_known_is_known_after_a_restart(
+    entrance: Entrance, autojump_clock: object
+) -> None:
+    """An older one changes nothing, whoever tells it first."""
+    await entrance.enter(peer=entrance.knows())
+    entrance.folder.head.write_bytes(entrance.head(7))
+    following = await entrance.enter(peer=entrance.knows(4))
+    assert (following.version, following.heard, following.conflict) == (7, True, None)
+    following = await entrance.enter(peer=entrance.knows(8))
+    assert following.version == 8
+    following = await entrance.enter()
+    assert (following.version, following.heard) == (7, False)
+
+
+async def test_another_head_of_the_version_that_was_known_is_found_out_after_a_restart(
+    entrance: Entrance, autojump_clock: object
+) -> None:
+    await entrance.enter(peer=entrance.knows())
+    entrance.folder.head.write_bytes(entrance.head(7, beacon=1))
+    following = await entrance.enter(peer=entrance.knows(7))
+    assert following.conflict is not None
+    assert following.head is not None
+    assert following.head.manifest.beacon == bytes([1]) * 32
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xc1", b"x" * 20_000_000])
+async def test_a_stored_head_that_is_damaged_is_passed_over(
+    entrance: Entrance, damage: bytes, autojump_clock: object
+) -> None:
+    await entrance.enter(peer=entrance.knows())
+    entrance.folder.head.write_bytes(damage)
+    following = await entrance.enter(peer=entrance.knows())
+    assert following.version == 3
+
+
+async def test_a_run_that_was_halted_is_not_entered_before_a_person_has_looked(
+    entrance: Entrance, autojump_clock: object
+) -> None:
+    following = await entrance.enter(peer=entrance.knows())
+    following.offer(entrance.head(3, beacon=1))
+    with pytest.raises(EquivocationError):
+        await halt_on_conflict(following, entrance.folder.path)
+    with pytest.raises(EquivocationError, match=r"equivocation-3\.proof"):
+        await entrance.enter(peer=entrance.knows())
+    (entrance.folder.path / "equivocation-3.proof").unlink()
+    assert (await entrance.enter(peer=entrance.knows())).version == 3
 
 
 async def test_a_stored_manifest_that_is_damaged_is_fetched_again(
