@@ -3,7 +3,8 @@
 WAL with synchronous=NORMAL: a commit has left the process before it returns, so `kill -9` loses nothing; the
 WAL is synced at its checkpoints only, so a power failure may lose the last transactions but never damages
 the file. synchronous=FULL would cost a disk flush for each batch of groups and buy the seconds before a power
-failure, in which volunteers' outboxes hold the same groups anyway.
+failure, in which volunteers' outboxes hold the same groups anyway. A transaction that others must never see
+undone, a publication, is flushed by itself (`durable`): one flush, of 0.2 ms to some 10 ms.
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ class Database:
             self._connection.close()
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of what is written within, or nothing. Raises StorageError."""
-        with self._lock, self.errors():
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """All of what is written within, or nothing; with `durable`, on the disk before this returns, and all
+        transactions before it. Raises StorageError."""
+        with self._lock, self.errors(), self._flushing(durable):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -109,6 +111,17 @@ class Database:
                 with contextlib.suppress(sqlite3.Error):  # a full disk may have rolled back already
                     self._connection.execute("ROLLBACK")
                 raise
+
+    @contextlib.contextmanager
+    def _flushing(self, durable: bool) -> Iterator[None]:
+        if not durable:
+            yield
+            return
+        self._connection.execute("PRAGMA synchronous=FULL")
+        try:
+            yield
+        finally:
+            self._connection.execute("PRAGMA synchronous=NORMAL")
 
     def rows(self, query: str, values: Sequence[Cell] = ()) -> list[Row]:
         with self._lock, self.errors():
@@ -158,6 +171,7 @@ class Database:
                 connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA fullfsync=ON")  # macOS: the disk's own cache is flushed, too
             connection.execute("PRAGMA secure_delete=OFF")  # zeroing dropped envelopes would write them again
             connection.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             connection.execute(f"PRAGMA journal_size_limit={4 * WAL_PAGES * PAGE_BYTES}")

@@ -32,6 +32,7 @@ from nous_node.trainer.step import Group, Trajectory, UpdateReport, update
 from .canary import CANARY_FILE, Canary, Good, Health, Measure
 from .create import folder_entries
 from .curriculum import Curriculum
+from .delta_writer import DeltaWriter
 from .evaluation import Accuracy, held_out_accuracy
 from .examiner import Examined, Examiner
 from .learner_messages import (
@@ -83,6 +84,7 @@ class Learner:
     are done with."""
     participants: Participants
     canary: Canary
+    deltas: DeltaWriter
     baseline: Baseline
     note: str
     """What the trainer has to be told about how it was opened; empty where all was well."""
@@ -126,6 +128,7 @@ class Learner:
                 time.monotonic, Shares(learning.groups, learning.peer_share, learning.probation_share)
             ),
             canary=Canary.beside(folder, model),
+            deltas=DeltaWriter(folder),
             baseline=Baseline(message.baseline),
             note=fresh,
             flushed=-DURABLE_SECONDS,
@@ -283,6 +286,9 @@ class Learner:
         save_private(self.optimizer, self.folder.optimizer(self.version), beside, durable=durable)
         if durable:
             self.flushed = time.monotonic()
+        files = folder_entries(target)
+        before = self.examiner.versions.folder(self.version - 1)
+        written = self.deltas.write(self.version, before, target, files, durable=durable)
         self.examiner.versions.remember(self.version, target)
         aged, self.aged = self.aged, []
         correct = [value for group in groups for value in group.correct]
@@ -291,7 +297,7 @@ class Learner:
             folder=str(target),
             used=[*(group.candidate.id for group in groups), *aged],
             aged=len(aged),
-            files=folder_entries(target),
+            files=files,
             tensors={name: tensor_hash(tensor) for name, tensor in self.policy.tensors().items()},
             levels=dict(self.curriculum.levels),
             stats={
@@ -312,6 +318,8 @@ class Learner:
             eval={} if health.greedy is None else {"greedy": health.greedy},
             good=self.version if self.canary.good is None else self.canary.good.version,
             rolled_back=None if health.good is None else health.good.version,
+            deltas=written.deltas,
+            note=written.note,
         )
 
     def published(self, message: Published) -> None:

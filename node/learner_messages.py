@@ -114,6 +114,11 @@ class Updated(msgspec.Struct, tag=True):
     """Version that a collapse would be rolled back to: its folders are kept."""
     rolled_back: int | None = None
     """The version whose weights these are again, because the policy had collapsed. [VER-15]"""
+    deltas: list[FileEntry] | None = None
+    """What makes its tensors from those of the version before, by the paths of `files`; None where that does
+    not pay, or was not tried. They stand in the folder of the version's deltas."""
+    note: str = ""
+    """What is not as it should be with it, for people."""
 
 
 class Rested(msgspec.Struct, tag=True):

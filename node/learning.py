@@ -32,6 +32,7 @@ class Learning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluate_tasks: Count = 256
     raise_level_at: Share = 0.98
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 8
+    full_every: Annotated[int, Meta(ge=1, le=64)] = 32
     advantage: Literal["grpo", "dr-grpo", "rloo", "reinforce"] = "grpo"
     aggregation: Literal["token", "sequence", "fixed"] = "token"
     anchor: Literal["behaviour", "proximal"] = "behaviour"
@@ -98,7 +99,8 @@ EXPLAINED: Mapping[str, str] = {
     "evaluate_every": "versions between measurements of held-out greedy accuracy; 0: never",
     "evaluate_tasks": "held-out tasks of one measurement",
     "raise_level_at": "mean reward from which the curriculum gets harder; 1: never in practice",
-    "keep_checkpoints": "versions kept on disk, the base not counted",
+    "keep_checkpoints": "versions kept on disk, the base not counted; --keep and --disk go over it",
+    "full_every": "versions after which one is published in full, not as a delta; 1: each of them",
     "advantage": "grpo, dr-grpo, rloo or reinforce",
     "aggregation": "how token losses become one number: token, sequence or fixed (Dr. GRPO)",
     "anchor": "whose log-probs the clip lies around: behaviour (of who sampled) or proximal (decoupled PPO)",

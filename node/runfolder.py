@@ -4,6 +4,7 @@ run.envelope      the signed run manifest, as it goes over the wire
 learning.toml     how the trainer learns: its own matter, not part of the protocol
 journal.sqlite    accepted groups, published checkpoints, keys
 checkpoints/NNNNNN/    plain transformers folders, one a version
+deltas/NNNNNN/         what makes their tensors from those of the version before, where that was published
 optimizer/NNNNNN/      optimizer state beside them, never published
 """
 
@@ -53,6 +54,9 @@ class RunFolder:
     def checkpoint(self, version: int) -> Path:
         return self.path / "checkpoints" / f"{version:06d}"
 
+    def deltas(self, version: int) -> Path:
+        return self.path / "deltas" / f"{version:06d}"
+
     def optimizer(self, version: int) -> Path:
         return self.path / "optimizer" / f"{version:06d}"
 
@@ -86,7 +90,7 @@ class RunFolder:
         """Writes a new run; LocalError where the folder already holds one."""
         if (path / "run.envelope").exists():
             raise LocalError(f"{path} already holds a run; give the new one another name.")
-        for folder in ("checkpoints", "optimizer"):
+        for folder in ("checkpoints", "deltas", "optimizer"):
             (path / folder).mkdir(parents=True, exist_ok=True)
         write_atomic(path / "learning.toml", learning.encode())
         write_atomic(path / "run.envelope", data)

@@ -47,6 +47,10 @@ class Versions:
     def newest(self) -> int:
         return max(self._folders)
 
+    def folder(self, version: int) -> Path:
+        """Where its weights lie. Raises KeyError for a version that is not held."""
+        return self._folders[version]
+
     def before(self, version: int) -> int | None:
         """The last version before it that has other weights; None where that is not held."""
         folder = self._folders[version]

@@ -63,7 +63,7 @@ def save_checkpoint(policy: Policy, folder: Path, dtype: str | None = None, *, d
         _set_dtype(place / CONFIG_FILE, stored)
         save_file(weights, place / WEIGHTS_FILE, metadata={"format": "pt"})
 
-    _write_whole(folder, write, durable)
+    write_whole(folder, write, durable=durable)
 
 
 def save_private(
@@ -77,7 +77,7 @@ def save_private(
         for name, data in (beside or {}).items():
             (place / name).write_bytes(data)
 
-    _write_whole(folder, write, durable)
+    write_whole(folder, write, durable=durable)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -132,7 +132,9 @@ def check_files(folder: Path, expected: Mapping[str, bytes]) -> None:
             )
 
 
-def _write_whole(folder: Path, write: Callable[[Path], None], durable: bool) -> None:
+def write_whole(folder: Path, write: Callable[[Path], None], *, durable: bool = True) -> None:
+    """Makes `folder` of what `write` puts into the folder it is given, or leaves what was there. Raises
+    CheckpointError, and what `write` raises."""
     with _disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

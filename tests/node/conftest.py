@@ -201,3 +201,21 @@ def school(make_folder: Callable[..., RunFolder], root: Identity) -> Any:
     school = School(make_folder(groups=UPDATE), root)
     yield school
     school.journal.__exit__()
+
+
+@pytest.fixture
+def start_press(make_folder: Callable[..., RunFolder], root: Identity) -> Any:
+    """Starts a `press.Press` of the same run again and again; the one before is stopped."""
+    from .press import Press
+
+    folder, running = make_folder(), []
+
+    def started(**choices: Any) -> Press:
+        for press in running:
+            press.journal.__exit__()
+        running[:] = [Press(folder, root, **choices)]
+        return running[0]
+
+    yield started
+    for press in running:
+        press.journal.__exit__()

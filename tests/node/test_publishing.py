@@ -3,89 +3,27 @@
 from __future__ import annotations
 
 import os
-import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from nous_node.node.blobs import BlobIndex
 from nous_node.node.create import folder_entries
-from nous_node.node.following import Following
 from nous_node.node.home import DamagedError
-from nous_node.node.learner_messages import Updated
-from nous_node.node.publishing import Publisher, base_tensors, damage
-from nous_node.node.runfolder import RunFolder
+from nous_node.node.publishing import base_tensors, damage
 from nous_node.node.store import Journal
-from nous_node.protocol.checkpoints import open_checkpoint
+from nous_node.protocol.checkpoints import DELTA, FULL, open_checkpoint
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.identity import Identity
 
-WEIGHTS = "model.safetensors"
-
-
-class Trainer:
-    """The parts of a trainer that publishing needs."""
-
-    def __init__(self, folder: RunFolder, root: Identity) -> None:
-        self.folder = folder
-        self.journal = Journal.open(folder.journal)
-        self.following = Following.of(folder.run, folder.envelope)
-        self.index = BlobIndex(lambda file: None)
-        entropy = random.Random(0).randbytes
-        self.publisher = Publisher(root, folder, self.journal, self.following, self.index, entropy)
-        self.said = self.publisher.resume()
-
-    def update(self, used: list[bytes] | None = None) -> int:
-        """A version with weights of its own, as a learner would leave it."""
-        version = self.publisher.head.version + 1
-        place = self.folder.checkpoint(version)
-        place.mkdir()
-        data = (self.folder.checkpoint(0) / WEIGHTS).read_bytes()
-        (place / WEIGHTS).write_bytes(data[:-1] + bytes([version]))
-        (place / "config.json").write_bytes((self.folder.checkpoint(0) / "config.json").read_bytes())
-        self.folder.optimizer(version).mkdir(parents=True)
-        made = Updated(
-            version=version,
-            folder=str(place),
-            used=used or [],
-            aged=0,
-            files=folder_entries(place),
-            tensors={"w": bytes(32)},
-            levels={"sort-digits": version},
-            stats={"reward": 0.5},
-            eval={"greedy": 0.25},
-        )
-        assert self.publisher.update(made).version == version
-        return version
-
-    def harm(self, version: int) -> None:
-        os.truncate(self.folder.checkpoint(version) / WEIGHTS, 1000)
-
-    def folders(self, kind: str = "checkpoints") -> list[str]:
-        return sorted(path.name for path in (self.folder.path / kind).iterdir())
-
-
-Start = Callable[[], Trainer]
+from .press import WEIGHTS, Press, Start
 
 
 @pytest.fixture
-def start(make_folder: Any, root: Identity) -> Iterator[Start]:
-    """A trainer of the same run; the one before is stopped."""
-    folder, running = make_folder(), []
-
-    def started() -> Trainer:
-        for trainer in running:
-            trainer.journal.__exit__()
-        running[:] = [Trainer(folder, root)]
-        return running[0]
-
-    yield started
-    for trainer in running:
-        trainer.journal.__exit__()
+def start(start_press: Start) -> Start:
+    return start_press
 
 
 def test_a_new_run_publishes_its_base_as_version_0(start: Start) -> None:
@@ -120,7 +58,8 @@ def test_a_renewed_beacon_is_a_version_of_the_same_files(start: Start) -> None:
     after = trainer.publisher.renew()
     assert (after.version, after.manifest.parent) == (2, before.hash)
     assert after.manifest.beacon != before.manifest.beacon
-    same = {"version": 0, "parent": None, "beacon": bytes(32)}
+    assert (after.manifest.kind, after.manifest.deltas, after.manifest.chain) == (DELTA, [], [before.hash])
+    same = {"version": 0, "parent": None, "beacon": bytes(32), "kind": FULL, "chain": []}
     old, new = (msgspec.structs.replace(head.manifest, **same) for head in (before, after))
     assert old == new
     assert trainer.publisher.folders[2] == trainer.publisher.folders[1]
@@ -205,7 +144,7 @@ def test_a_damaged_base_is_told_before_anything_is_published(make_folder: Any, r
     folder = make_folder()
     os.truncate(folder.checkpoint(0) / WEIGHTS, 1000)
     with pytest.raises(DamagedError, match="not what the run began with"):
-        Trainer(folder, root)
+        Press(folder, root)
     with Journal.open(folder.journal) as journal:
         assert journal.checkpoints() == []
 
