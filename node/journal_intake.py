@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from nous_node.protocol.errors import Code, RemoteError
@@ -26,6 +27,9 @@ from .journal_tables import KeyRecord, StoredGroup
 
 _UNANSWERED: Final = frozenset({Code.BUSY})
 """Codes without a receipt: the same group may be taken later."""
+
+Awaited = Callable[[bytes, bytes], int]
+"""Key and checkpoint -> groups by reference whose content is being fetched."""
 
 MAX_BLAMED: Final = 65_536
 """Faults of which it is known that they have counted: those of the checkpoints that groups come for now. A
@@ -100,26 +104,52 @@ class Intake:
 
     def add(self, group: StoredGroup) -> RemoteError | None:
         """Journals one group, or says why not and stores the receipt of that."""
+        return self._tried(group, self._add)
+
+    def examine(self, group: StoredGroup) -> RemoteError | None:
+        """The same of a group by reference, before its content is here: what would be refused in any case.
+        [ROL-17]"""
+        return self._tried(group, self._check)
+
+    def absent(self, group: StoredGroup, error: RemoteError) -> None:
+        """A group by reference of which nothing comes: its receipt. Where the accounts of its checkpoint were
+        closed while it was awaited, its task is owed now. [TSK-7]"""
+        self._refuse(group, error)
+        counters = read_counters(self._connection, group.key, group.checkpoint)
+        if self._closed(group) and group.counter < counters.highest:
+            self._ledger.owe(group.key, 1)
+
+    def _closed(self, group: StoredGroup) -> bool:
+        return self._rules is not None and group.version < self._newest - self._rules.staleness
+
+    def _refuse(self, group: StoredGroup, error: RemoteError) -> None:
+        receipt = refused(group.id, group.key, error)
+        queue_receipt(self._connection, receipt)
+        again = self._blamed.again(group.key, group.checkpoint, receipt.code)
+        self._ledger.count(receipt, again=again)
+
+    def _tried(self, group: StoredGroup, attempt: Callable[[StoredGroup], object]) -> RemoteError | None:
         if repeated(self._connection, group):
             return RemoteError(Code.DUPLICATE, "The group is in the journal already.")
         try:
-            self._add(group)
+            attempt(group)
         except RemoteError as error:
             if error.code not in _UNANSWERED:
-                receipt = refused(group.id, group.key, error)
-                queue_receipt(self._connection, receipt)
-                again = self._blamed.again(group.key, group.checkpoint, receipt.code)
-                self._ledger.count(receipt, again=again)
+                self._refuse(group, error)
             return error
         return None
 
-    def _add(self, group: StoredGroup) -> None:
+    def _check(self, group: StoredGroup) -> Counters:
         _check_version(group, self._ledger.known(group.key))
         if self._blamed.breaks(group.key, group.checkpoint):
             raise _not_run()
         self._ledger.seen(group.key)
         counters = read_counters(self._connection, group.key, group.checkpoint)
         check_counter(self._connection, group, counters)
+        return counters
+
+    def _add(self, group: StoredGroup) -> None:
+        counters = self._check(group)
         environment = self._draws.of(self._connection, group.key, group.checkpoint)
         counters.take(group.counter, environment, self._draws.weights)
         held_up = self._rules is not None and counters.held_up
@@ -148,8 +178,7 @@ class Intake:
 
     def _check_wait(self, group: StoredGroup, counters: Counters) -> None:
         """RemoteError(WITHHELD) for a checkpoint whose accounts are closed, BUSY where there is no room."""
-        assert self._rules is not None
-        if group.version < self._newest - self._rules.staleness:
+        if self._closed(group):
             raise withheld(counters)
         check_room(self._connection, group, counters)
 
@@ -164,14 +193,17 @@ class Intake:
         counters.waiting = 0
 
 
-def close_accounts(ledger: Ledger, version: int) -> None:
-    """A checkpoint has become stale: its holes are owed, and what waited for them is refused. [TSK-7]"""
+def close_accounts(ledger: Ledger, version: int, awaited: Awaited) -> None:
+    """A checkpoint has become stale: its holes are owed, and what waited for them is refused. [TSK-7]
+
+    What is still on its way is no hole; `Intake.absent` owes it if it does not come. [ROL-17]
+    """
     rows = ledger.connection.execute(
         "SELECT key, checkpoint FROM counters WHERE version = ? AND (holes > 0 OR waiting > 0)", (version,)
     ).fetchall()
     for key, checkpoint in rows:
         counters = read_counters(ledger.connection, key, checkpoint)
-        ledger.owe(key, counters.holes)
+        ledger.owe(key, max(0, counters.holes - awaited(key, checkpoint)))
         if counters.waiting:
             _refuse_waiting(ledger, key, checkpoint, counters)
 

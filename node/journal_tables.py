@@ -82,7 +82,13 @@ SCHEMA: Final = Schema(
     {NUMBERS}
     """,
 )
+MAX_UNUSED: Final = 64 << 20
+"""Bytes of groups that are read at once: as many as one group may have."""
 
+UNUSED: Final = (
+    "groups INDEXED BY groups_open WHERE turn > ? AND state IN ('pending', 'accepted') ORDER BY turn LIMIT ?"
+)
+"""Groups that no version has used, behind a number, so many."""
 
 T = TypeVar("T")
 
@@ -124,6 +130,22 @@ class StoredCheckpoint(msgspec.Struct, frozen=True):
     published_ms: int
     stats: dict[str, float]
     eval: dict[str, float]
+
+    @classmethod
+    def of(cls, row: Row) -> StoredCheckpoint:
+        """Of a row of all columns."""
+        *facts, stats, figures = row
+        decoded = [msgspec.json.decode(text) for text in (stats, figures) if isinstance(text, bytes)]
+        return converted(cls, (*facts, *decoded))
+
+
+class Total(msgspec.Struct, frozen=True):
+    """A row of the totals."""
+
+    verdict: str
+    code: str
+    groups: int
+    credit: int
 
 
 class KeyRecord(msgspec.Struct, frozen=True):

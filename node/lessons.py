@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 import trio
 
-from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.receipts import refused
 
@@ -30,6 +29,7 @@ from .runfolder import RunFolder
 from .standings import Standings
 from .statistics import Drift
 from .store import Journal, StoredGroup
+from .stored_groups import body_of
 from .training import Training
 
 BACKLOG_UPDATES = 2
@@ -44,6 +44,9 @@ BATCH_BYTES = 32 << 20
 
 BASELINE = "baseline"
 """The running mean reward, among the figures of each checkpoint, so that it survives the learner."""
+
+LARGE_BYTES = 4 << 20
+"""Of a batch as it is stored: one that has more is unpacked in a thread, so that the network need not wait."""
 
 AUDITS: Final = "audits"
 """The journal's secret by which it is drawn which groups are audited."""
@@ -80,7 +83,8 @@ class Lessons:
         self._room = trio.Event()
         self._held = 0
         self._fed = 0
-        self._in_work: list[bytes] = []
+        self._in_work: dict[bytes, bytes] = {}
+        """Groups that the learner has and that have no verdict, with their keys."""
         self._unaudited: set[bytes] = set()
         self._suspects: set[bytes] = set()
 
@@ -152,10 +156,13 @@ class Lessons:
     async def _lesson(self, batch: list[StoredGroup]) -> None:
         """One batch: verdicts, then the versions that it completes. In between the learner is told whose
         groups are out by these very verdicts; if it dies before, the next one is not given them."""
-        candidates = self._candidates(batch)
+        if sum(len(group.envelope) for group in batch) > LARGE_BYTES:
+            candidates = await trio.to_thread.run_sync(self._candidates, batch)
+        else:
+            candidates = self._candidates(batch)
         batch = batch[: len(candidates)]
         self._fed = batch[-1].arrival
-        self._in_work = [group.id for group in batch]
+        self._in_work = {group.id: group.key for group in batch}
         self._unaudited = {one.id for one in candidates if not one.audit}
         await self.coach.verify(candidates)
         while not isinstance(message := await self.coach.receive(), Rested):
@@ -183,15 +190,14 @@ class Lessons:
         it dies alone is refused. Somebody's text may bring down the code that scores it.
 
         Whether a group was refused, so that the learner's death is explained."""
-        batch, self._in_work = self._in_work, []
+        batch, self._in_work = self._in_work, {}
         if len(batch) != 1:
             self._suspects.update(batch)
             return False
         error = RemoteError(Code.ENVIRONMENT_FAILED, "The verifier died over this group, twice.")
-        key = next((group.key for group in self._journal.unused() if group.id == batch[0]), None)
-        proven = key is not None and batch[0] in self._suspects
-        if key is not None and proven:
-            self._journal.decide([refused(batch[0], key, error)], now_ms())
+        ((rollout, key),) = batch.items()
+        proven = rollout in self._suspects
+        if proven and self._journal.decide([refused(rollout, key, error)], now_ms()):
             self._training.refused(error.code)
         self._suspects.symmetric_difference_update(batch)
         return proven
@@ -214,7 +220,7 @@ class Lessons:
         head = self._publisher.heads.get(group.checkpoint)
         return Candidate(
             id=group.id,
-            body=unseal(group.envelope).content(),
+            body=body_of(group.envelope, self._folder.manifest),
             key=group.key,
             version=group.version,
             checkpoint=group.checkpoint,
@@ -228,7 +234,7 @@ class Lessons:
 
     def _decide(self, batch: list[StoredGroup], judged: list[Judged]) -> None:
         """Those that a learner before had accepted are in the journal and counted."""
-        self._in_work = []
+        self._in_work = {}
         news = [one for group, one in zip(batch, judged, strict=True) if group.state == "pending"]
         now = now_ms()
         drifts = {one.receipt.peer: one.drift for one in news if one.drift is not None}

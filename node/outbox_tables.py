@@ -26,7 +26,7 @@ KEPT_OPEN: Final = 16
 SCHEMA: Final = Schema(
     "outbox",
     0x4E4F5542,  # NOUB
-    3,
+    4,
     f"""
     CREATE TABLE groups(
         made INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -46,6 +46,11 @@ SCHEMA: Final = Schema(
     );
     CREATE INDEX groups_waiting ON groups(made) WHERE state = 'waiting';
     CREATE TABLE envelopes(made INTEGER PRIMARY KEY, data BLOB NOT NULL);
+    CREATE TABLE chunks(
+        made INTEGER NOT NULL, number INTEGER NOT NULL, hash BLOB NOT NULL, data BLOB NOT NULL,
+        PRIMARY KEY(made, number)
+    );
+    CREATE INDEX chunks_hash ON chunks(hash);
     CREATE TABLE repeats(id BLOB PRIMARY KEY, made INTEGER NOT NULL) WITHOUT ROWID;
     CREATE INDEX repeats_made ON repeats(made);
     CREATE TABLE counters(checkpoint BLOB PRIMARY KEY, next INTEGER NOT NULL);
@@ -84,11 +89,17 @@ def settle(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
         "UPDATE groups SET state = ?, code = ?, measured = ?, threshold = ?, credit = ? WHERE made = ?",
         (receipt.verdict, code, receipt.measured, receipt.threshold, receipt.credit, made),
     )
-    connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
+    drop_content(connection, made)
     connection.execute("DELETE FROM repeats WHERE made = ?", (made,))
     tally(connection, before, "", -1)
     tally(connection, receipt.verdict, code, 1, receipt.credit)
     return msgspec.structs.replace(receipt, rollout=first)
+
+
+def drop_content(connection: sqlite3.Connection, made: int) -> None:
+    """Nobody will ask for the group any more."""
+    connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
+    connection.execute("DELETE FROM chunks WHERE made = ?", (made,))
 
 
 def tally(connection: sqlite3.Connection, state: str, code: str, groups: int, credit: int = 0) -> None:

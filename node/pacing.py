@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nous_node.protocol.gossip import Rate
+from nous_node.protocol.buckets import Rate
 
 FIRST = 32.0
 """Groups at the start: a batch in work and one on its way."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import trio
 
+from nous_node.protocol.buckets import THROTTLE
 from nous_node.protocol.envelope import Kind, seal
-from nous_node.protocol.gossip import THROTTLE
+from nous_node.protocol.errors import TooLargeError
 from nous_node.protocol.identity import Identity
+from nous_node.protocol.references import cut, pack
 from nous_node.protocol.runs import shard_of
 
 from .contribution import Contribution
@@ -60,15 +62,36 @@ class Sending:
         self._to_send, self._unsent = trio.open_memory_channel[tuple[bytes, bytes]](UNSENT)
 
     def store(self, head: Head, counter: int, body: bytes) -> tuple[bytes, bytes]:
-        """Id and envelope of the sealed group, which from here on survives whatever happens to this process.
+        """Id and envelope of the sealed group, or of the reference to one that is too large for gossip. From
+        here on it survives whatever happens to this process.
 
-        Raises LocalError where it is larger than the run has room for.
+        Raises TooLargeError where it is larger than the run has room for.
         """
-        data = self.sealed(Kind.ROLLOUT, body)
-        rollout = self._outbox.put(data, checkpoint=head.hash, version=head.version, counter=counter)
+        chunks: list[tuple[bytes, bytes]] = []
+        try:
+            data = self.sealed(Kind.ROLLOUT, body)
+        except TooLargeError:
+            data, chunks = self._referred(head, counter, body)
+        place = {"version": head.version, "counter": counter}
+        rollout = self._outbox.put(data, checkpoint=head.hash, chunks=chunks, **place)
         self._versions[rollout] = head.version
         self._unpublished.add(rollout)
         return rollout, data
+
+    def _referred(self, head: Head, counter: int, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """The envelope of a reference, and the chunks behind it. [ROL-16]"""
+        manifest = self._following.manifest
+        reference, packed = pack(head.hash, counter, body, manifest.rollout_envelope_limit)
+        largest = max(reference.size, reference.packed)
+        if largest > manifest.referenced_limit:
+            raise TooLargeError(
+                f"The group has {largest} bytes; at most {manifest.referenced_limit} can be sent in this run."
+            )
+        return self.sealed(Kind.REFERENCE, reference.to_bytes()), cut(reference, packed)
+
+    async def chunk(self, digest: bytes) -> bytes | None:
+        """A chunk of a group by reference that has no receipt yet."""
+        return await trio.to_thread.run_sync(self._outbox.chunk, digest)
 
     async def send(self, item: tuple[bytes, bytes]) -> None:
         """Hands on what `store` gave; waits while UNSENT groups wait already."""
@@ -79,7 +102,7 @@ class Sending:
         return self._following.version - self._versions.pop(rollout, self._following.version)
 
     def sealed(self, kind: Kind, body: bytes) -> bytes:
-        """An envelope of ours. Raises LocalError where it is too large."""
+        """An envelope of ours. Raises TooLargeError."""
         manifest = self._following.manifest
         return seal(
             self._identity,
@@ -119,12 +142,10 @@ class Sending:
             if self._restraint.holds:
                 continue
             for rollout in self._outbox.due(now_ms(), int(silence * 1000)):
-                body = self._outbox.content(rollout)
-                if (
-                    body is None or rollout in self._unpublished
-                ):  # a receipt came meanwhile, or its turn comes
-                    continue
-                data = self.sealed(Kind.ROLLOUT, body)
+                content = self._outbox.content(rollout)
+                if content is None or rollout in self._unpublished:
+                    continue  # a receipt came meanwhile, or its turn comes
+                data = self.sealed(*content)
                 self._outbox.repeat(rollout, data)
                 try:
                     await self._publish(data)

@@ -17,8 +17,10 @@ what becomes of the rest. How a group's key stands changes with the verdict, in 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, Self
 
@@ -27,19 +29,22 @@ import msgspec
 from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.receipts import Receipt, Standing, State
 
-from .database import Cell, Database, Row, SequenceNumbers
+from .database import Cell, Database, SequenceNumbers
 from .journal_counters import Draws, RunRules
-from .journal_intake import Blamed, Intake, Turns, close_accounts, refuse_unrun
+from .journal_intake import Awaited, Blamed, Intake, Turns, close_accounts, refuse_unrun
 from .journal_keys import Ledger, Ranks, heard, peers, restrained, states
 from .journal_receipts import SAME_GROUP, answer, place, repeated, settle
 from .journal_tables import (
     KEY_COLUMNS,
+    MAX_UNUSED,
     SCHEMA,
+    UNUSED,
     JournalStats,
     KeyRecord,
     PeerRecord,
     StoredCheckpoint,
     StoredGroup,
+    Total,
     converted,
 )
 from .journal_trim import trim, trim_peers, trim_receipts
@@ -75,6 +80,8 @@ class Journal:
         self._turns = Turns(database.number(f"SELECT coalesce(max(turn), 0) {open_groups}"))
         self._newest = database.number("SELECT coalesce(max(version), -1) FROM checkpoints")
         self._blamed = Blamed()
+        self.awaited: Awaited = lambda key, checkpoint: 0
+        """Who fetches groups by reference says here how many. [ROL-17]"""
         self._moved: dict[bytes, Reputation] = {}
 
     @classmethod
@@ -208,12 +215,24 @@ class Journal:
         the same group again, in the same envelope or another one: its receipt seems to be lost and is sent
         once more, under the id of the envelope that came, as soon as there is one. [GOS-12]
         """
-        now = max((group.received_ms for group in groups), default=0)
+        with self._intake(max((group.received_ms for group in groups), default=0)) as intake:
+            return [intake.add(group) for group in groups]
+
+    def examine(self, group: StoredGroup) -> RemoteError | None:
+        """What `add` would say of a group by reference, whatever its content is; as there it is answered."""
+        with self._intake(group.received_ms) as intake:
+            return intake.examine(group)
+
+    def absent(self, group: StoredGroup, error: RemoteError, now: int) -> None:
+        """Nothing came of a group by reference, and this is why: stores its receipt. [ROL-17]"""
+        with self._intake(now) as intake:
+            intake.absent(group, error)
+
+    @contextmanager
+    def _intake(self, now: int) -> Iterator[Intake]:
         with self._ledger(now) as ledger:
-            intake = Intake(ledger, self._rules, self._draws, self._turns, self._newest, self._blamed)
-            errors = [intake.add(group) for group in groups]
+            yield Intake(ledger, self._rules, self._draws, self._turns, self._newest, self._blamed)
             trim_receipts(ledger.connection)
-        return errors
 
     def repeated(self, group: StoredGroup) -> bool:
         """Whether a group that the gossip path turned away is here already; then it is answered as a
@@ -237,16 +256,19 @@ class Journal:
         query = "SELECT 1 FROM groups WHERE state = 'waiting' AND received_ms <= ? LIMIT 1"
         return self._database.one(query, (moment,)) is not None
 
-    def unused(self, limit: int = -1, after: int = 0) -> list[StoredGroup]:
+    def unused(self, limit: int = -1, after: int = 0, size: int = MAX_UNUSED) -> list[StoredGroup]:
         """Groups that no version has used, pending or accepted: what a new learner needs.
 
-        In the order in which they are to be judged, those behind number `after`, at most `limit` (-1: all).
+        In the order in which they are to be judged, those behind number `after`: at most `limit` (-1: all)
+        and as many as have `size` bytes, or one.
         """
+        sizes = self._database.rows(f"SELECT bytes FROM {UNUSED}", (after, limit))
+        total = list(accumulate(count for (count,) in sizes if isinstance(count, int)))
         rows = self._database.rows(
-            "SELECT id, key, checkpoint, version, counter, digest, received_ms, data, state, turn "
-            "FROM groups INDEXED BY groups_open JOIN envelopes USING(arrival) "
-            "WHERE turn > ? AND state IN ('pending', 'accepted') ORDER BY turn LIMIT ?",
-            (after, limit),
+            "SELECT id, key, checkpoint, version, counter, digest, received_ms, "
+            "(SELECT data FROM envelopes WHERE envelopes.arrival = groups.arrival), state, turn "
+            f"FROM {UNUSED}",
+            (after, max(1, bisect_right(total, size))),
         )
         return [converted(StoredGroup, row) for row in rows]
 
@@ -336,7 +358,7 @@ class Journal:
             if self._rules is not None and last is not None:
                 held = self._rules.staleness
                 for stale in range(last - held, min(last + 1, version - held)):
-                    close_accounts(ledger, stale)
+                    close_accounts(ledger, stale, self.awaited)
         self._newest = version
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 
@@ -347,12 +369,12 @@ class Journal:
     def checkpoints(self, count: int = -1) -> list[StoredCheckpoint]:
         """The newest `count` checkpoints, or all, in order of their versions."""
         rows = self._database.rows("SELECT * FROM checkpoints ORDER BY version DESC LIMIT ?", (count,))
-        return [_checkpoint(row) for row in reversed(rows)]
+        return [StoredCheckpoint.of(row) for row in reversed(rows)]
 
     def stats(self) -> JournalStats:
         number = self._database.number
         rows = self._database.rows("SELECT verdict, code, groups, credit FROM totals ORDER BY code")
-        totals = [converted(_Total, row) for row in rows]
+        totals = [converted(Total, row) for row in rows]
         return JournalStats(
             pending=self.count_pending(),
             unused=number("SELECT count(*) FROM groups WHERE state = 'accepted'"),
@@ -372,16 +394,3 @@ class Journal:
             merit = trim(connection, limit)
         if merit:
             self._ranks.forget()
-
-
-class _Total(msgspec.Struct):
-    verdict: str
-    code: str
-    groups: int
-    credit: int
-
-
-def _checkpoint(row: Row) -> StoredCheckpoint:
-    *facts, stats, figures = row
-    decoded = [msgspec.json.decode(text) for text in (stats, figures) if isinstance(text, bytes)]
-    return converted(StoredCheckpoint, (*facts, *decoded))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from nous_node.envs.environment import Environment, PolicySettings, Task
 from nous_node.envs.replay import replay
+from nous_node.protocol.constants import MAX_REFERENCED
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import RolloutGroup, unpack_floats, unpack_tokens
 from nous_node.protocol.runs import RunManifest, Thresholds
@@ -113,7 +114,7 @@ class Verifier:
 
     def check(self, candidate: Candidate, settings: PolicySettings) -> CheckedGroup:
         """Everything that needs no model. Raises RemoteError with the code of the first check that fails."""
-        group = RolloutGroup.from_bytes(candidate.body)
+        group = RolloutGroup.from_bytes(candidate.body, MAX_REFERENCED)
         check_structure(group, self.manifest)  # [VER-1]
         assignment = self._assignment(candidate, group)
         environment = self._environments[assignment.environment]

@@ -33,7 +33,7 @@ from .constants import (
     ZSTD_LEVEL,
 )
 from .encoding import Value, decode, encode, read, shaped
-from .errors import Code, LocalError, RemoteError
+from .errors import Code, RemoteError, TooLargeError
 from .identity import SIGNATURE_BYTES, Identity, verify
 
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -138,7 +138,7 @@ class Envelope(msgspec.Struct, frozen=True):
                 measured=head.size,
                 threshold=limit,
             )
-        return _decompressed(head.body, head.size)
+        return decompressed(head.body, head.size)
 
 
 def seal(
@@ -155,11 +155,13 @@ def seal(
 ) -> bytes:
     """A signed envelope around `body`, compressed where that makes it smaller.
 
-    Raises LocalError with both figures where the body or the result is larger than a receiver takes.
+    Raises TooLargeError with both figures where the body or the result is larger than a receiver takes.
     """
     most = MAX_MANIFEST if kind in (Kind.RUN, Kind.CHECKPOINT) else body_limit
     if len(body) > most:
-        raise LocalError(f"The body of a {kind} message has {len(body)} bytes; at most {most} can be sent.")
+        raise TooLargeError(
+            f"The body of a {kind} message has {len(body)} bytes; at most {most} can be sent."
+        )
     packed = zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(body) if len(body) > 256 else body
     smaller = len(packed) < len(body)
     signed = encode(
@@ -178,7 +180,7 @@ def seal(
     )
     data = encode(_Outer(sig=identity.sign(DOMAIN_ENVELOPE + signed), signed=signed))
     if len(data) > limit:
-        raise LocalError(f"A {kind} message has {len(data)} bytes; at most {limit} can be sent.")
+        raise TooLargeError(f"A {kind} message has {len(data)} bytes; at most {limit} can be sent.")
     return data
 
 
@@ -216,18 +218,18 @@ def _capped(body: bytes, limit: int) -> bytes:
     return body
 
 
-def _decompressed(data: bytes, size: int) -> bytes:
+def decompressed(data: bytes, size: int) -> bytes:
     """One zstd frame of exactly `size` bytes and nothing behind it.
 
     The frame's header has to say the same size: the output buffer is made of it, and a frame whose blocks
-    hold more fails at the buffer's end.
+    hold more fails at the buffer's end. Raises RemoteError(BAD_COMPRESSION).
     """
     try:
         header = zstandard.get_frame_parameters(data)
         if not data.startswith(_ZSTD_MAGIC) or header.content_size != size or size == 0:
             raise RemoteError(
                 Code.BAD_COMPRESSION,
-                f"The zstd frame says it holds {header.content_size} bytes; the envelope declares {size}.",
+                f"The zstd frame says it holds {header.content_size} bytes; {size} were declared.",
             )
         if header.window_size > MAX_WINDOW:
             raise RemoteError(

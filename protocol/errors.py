@@ -89,6 +89,10 @@ class LocalError(NousError):
     """Something that this side asked for is impossible; nothing was sent."""
 
 
+class TooLargeError(LocalError):
+    """A message is larger than a receiver takes."""
+
+
 class RemoteError(NousError):
     """Bytes from elsewhere break a rule. They are refused, and nothing of them is used.
 

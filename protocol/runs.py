@@ -23,6 +23,7 @@ from .constants import (
     MAX_INVITE,
     MAX_MANIFEST,
     MAX_MANIFEST_VALUES,
+    MAX_REFERENCED,
     MAX_TOKENS,
     PROTOCOL,
 )
@@ -185,9 +186,17 @@ class RunManifest(msgspec.Struct, frozen=True):
     def rollout_body_limit(self) -> int:
         """Bytes of a decompressed rollout: what AGENTS full contexts a sample take, and what an envelope
         can hold. [ROL-14]"""
+        return min(MAX_BODY, MAX_BODY // MAX_ENVELOPE * self.rollout_envelope_limit, self._group_limit)
+
+    @property
+    def referenced_limit(self) -> int:
+        """Bytes of a group by reference, packed or not: what AGENTS full contexts a sample take. [ROL-14]"""
+        return min(MAX_REFERENCED, self._group_limit)
+
+    @property
+    def _group_limit(self) -> int:
         trajectory = TOKEN_BYTES * self.model.context + TRAJECTORY_BYTES
-        rules = GROUP_BYTES + AGENTS * self.group * trajectory
-        return min(MAX_BODY, MAX_BODY // MAX_ENVELOPE * self.rollout_envelope_limit, rules)
+        return GROUP_BYTES + AGENTS * self.group * trajectory
 
     def to_bytes(self) -> bytes:
         return encode(self)

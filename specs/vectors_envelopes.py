@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 from vectors_encoding import tagged
+from vectors_references import reference
 from vectors_world import ALICE, NOW, RUN, case, forged, head, raw_frame, run_length_frame, sealed
 
 from nous_node.protocol.constants import DOMAIN_ENVELOPE, MAX_BODY, MAX_LIFETIME_MS, MAX_SKEW_MS
@@ -47,6 +48,7 @@ def _good() -> list[dict[str, Any]]:
             {**head(ALICE, "hello", b"\x80"), "enc": None},
             b"\x80",
         ),
+        ("a reference", "ENV-4", head(ALICE, "reference", encode(reference()), 10), encode(reference())),
         ("the shortest life", "ENV-7", head(ALICE, "hello", b"\x80", exp=NOW + 1), b"\x80"),
         ("the longest life", "ENV-7", head(ALICE, "hello", b"\x80", exp=NOW + MAX_LIFETIME_MS), b"\x80"),
         (

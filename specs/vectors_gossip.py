@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from vectors_references import reference
 from vectors_world import ALICE, BASE, BOB, ENGINE, MANIFEST, NOW, TRAINER, case, forged, group, sealed
 
 from nous_node.protocol.checkpoints import checkpoint_hash
+from nous_node.protocol.encoding import encode
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.receipts import Hello, Receipts, accepted
+from nous_node.protocol.receipts import Hello, Known, Receipts, accepted
 from nous_node.protocol.runs import shard_of
 
 HELLO = Hello("vectors/1", ENGINE).to_bytes()
@@ -70,6 +72,12 @@ def rollout(version: int, seq: int = 0, **changes: Any) -> bytes:
     return sealed(ALICE, "rollout", group(checkpoint=KNOWN[version]).to_bytes(), seq, **changes)
 
 
+def referred(version: int, seq: int = 0, /, sender: Identity = ALICE, **changes: Any) -> bytes:
+    """A group by reference; `changes` are of the reference."""
+    said = reference(group(checkpoint=KNOWN[version]), **changes)
+    return sealed(sender, "reference", encode(said), seq)
+
+
 def later(after: int, what: Callable[..., bytes] | None = None, seq: int = 2) -> bytes:
     """Alice's hello, or group of version 0, sealed that much later."""
     times = {"ts": NOW + after, "exp": NOW + after + 60_000}
@@ -82,7 +90,15 @@ def unfolding(size: int, kind: str = "rollout") -> bytes:
 
 
 def gossip() -> list[dict[str, Any]]:
-    scenes: list[Callable[[], list[Scene]]] = [_plain, _replays, _rates, _fresh, _trainers, _order]
+    scenes: list[Callable[[], list[Scene]]] = [
+        _plain,
+        _references,
+        _replays,
+        _rates,
+        _fresh,
+        _trainers,
+        _order,
+    ]
     return [scene.case() for make in scenes for scene in make()]
 
 
@@ -115,6 +131,33 @@ def _plain() -> list[Scene]:
         Scene("a body that is no group", "ROL-13 GOS-2").hears(sealed(ALICE, "rollout", b"\x80"), "reject wrong-type"),
         Scene("a body that is not msgpack", "ENC-3 GOS-2").hears(sealed(ALICE, "hello", b"\xc1"), "reject malformed"),
         Scene("a body that says it is compressed", "ENV-8 GOS-2").hears(sealed(ALICE, "hello", HELLO, enc="zstd", size=5), "reject bad-compression"),
+    ]  # fmt: skip
+
+
+def _references() -> list[Scene]:
+    many = Scene("a group by reference takes as much of the rate as any other", "GOS-6")
+    many.hears(rollout(0), ACCEPT).hears(referred(0, 1), ACCEPT).hears(referred(0, 2), ACCEPT)
+    many.hears(referred(0, 3), "ignore rate").hears(rollout(0, 4), "ignore rate")
+    slow = Scene("a throttled key's groups by reference, too", "GOS-6", throttled=[ALICE.key])
+    slow.hears(referred(0), ACCEPT).hears(referred(0, 1), "ignore rate", 0)
+    elsewhere = Scene("a group by reference on a trainers' topic", "GOS-3")
+    for topic in ("checkpoints", "receipts"):
+        elsewhere.hears(referred(0), "reject wrong-kind", topic=topic)
+    return [
+        Scene("a group by reference", "GOS-1 GOS-3 GOS-7").hears(referred(0), ACCEPT),
+        Scene("again", "GOS-5").hears(referred(0), ACCEPT).hears(referred(0), "ignore duplicate", 1),
+        Scene("of a version too stale", "GOS-7", known=[0, 1, 2, 3]).hears(referred(0), "ignore stale"),
+        Scene("of a checkpoint that is not known", "GOS-7").hears(referred(1), "ignore unknown-checkpoint"),
+        Scene("shape before freshness", "GOS-1 ROL-15").hears(referred(1, chunks=b""), "reject size-mismatch"),
+        Scene("chunks that are too few", "ROL-15 GOS-2").hears(referred(0, chunks=b""), "reject size-mismatch"),
+        Scene("as large as any group of the run", "ROL-14").hears(referred(0, size=262_144), ACCEPT),
+        Scene("larger than any group of the run", "ROL-14 GOS-2").hears(referred(0, size=262_145), "reject oversize"),
+        Scene("a reference that is none", "ROL-15 GOS-2").hears(sealed(ALICE, "reference", b"\x80"), "reject wrong-type"),
+        Scene("a reference that unfolds to more than any", "ROL-15 GOS-2").hears(unfolding(135_169, "reference"), "reject oversize"),
+        Scene("of a key in quarantine", "GOS-10", quarantined={ALICE.key: NOW + 1}).hears(referred(0), "ignore quarantined"),
+        many,
+        slow,
+        elsewhere,
     ]  # fmt: skip
 
 
@@ -211,6 +254,12 @@ def _trainers() -> list[Scene]:
             Scene(f"expired {topic}", "ENV-7").hears(sealed(TRAINER, kind, body), "ignore expired", 60_000, topic=topic),
             Scene(f"malformed {topic}", "GOS-2").hears(sealed(TRAINER, kind, b"\x80"), "reject wrong-type", topic=topic),
         ]  # fmt: skip
+    answers = Receipts([], known=[Known(ALICE.key, 0)]).to_bytes()
+    scenes.append(
+        Scene("receipts that only answer hellos", "GOS-8 HEL-2").hears(
+            sealed(TRAINER, "receipts", answers), ACCEPT, topic="receipts"
+        )
+    )
     return scenes
 
 

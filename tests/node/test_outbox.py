@@ -45,7 +45,8 @@ def again(outbox: Outbox, rollout: bytes, seq: int, ts: int) -> bytes:
     """Sends a group again as the volunteer does; the id of the new envelope."""
     content = outbox.content(rollout)
     assert content is not None
-    data = seal(ME, Kind.ROLLOUT, RUN, content, seq=seq, ts=ts)
+    kind, body = content
+    data = seal(ME, kind, RUN, body, seq=seq, ts=ts)
     outbox.repeat(rollout, data)
     outbox.was_repeated(rollout, ts)
     return unseal(data).id
@@ -79,7 +80,29 @@ def test_a_group_survives_a_restart_and_is_sent_again(path: Path) -> None:
     with Outbox.open(path) as outbox:
         assert outbox.waiting() == 1
         assert outbox.due(NOW + 20_000, 10_000) == [rollout]
-        assert outbox.content(rollout) == b"group"
+        assert outbox.content(rollout) == (Kind.ROLLOUT, b"group")
+
+
+def test_chunks_of_a_group_by_reference_are_kept_until_its_receipt_comes(path: Path) -> None:
+    first, second = [(bytes([number]) * 32, b"chunk %d" % number) for number in range(2)]
+
+    def referred(outbox: Outbox, seq: int, version: int) -> bytes:
+        data = seal(ME, Kind.REFERENCE, RUN, b"reference", seq=seq, ts=NOW)
+        place = {"checkpoint": CHECKPOINT, "version": version, "counter": seq}
+        return outbox.put(data, chunks=[first, second], **place)  # type: ignore[arg-type]
+
+    with Outbox.open(path) as outbox:
+        answered, stale = referred(outbox, 0, 1), referred(outbox, 1, 0)
+    with Outbox.open(path) as outbox:
+        assert outbox.content(answered) == (Kind.REFERENCE, b"reference")
+        again(outbox, answered, 2, NOW + 10_000)
+        assert [outbox.chunk(digest) for digest, _ in (first, second)] == [b"chunk 0", b"chunk 1"]
+        assert outbox.chunk(bytes([2]) * 32) is None
+        outbox.acknowledge([refused(answered, "unavailable")], b"proof")
+        assert outbox.chunk(first[0]) == b"chunk 0"  # the other group has the same
+        assert outbox.drop_stale(1) == 1
+        assert outbox.chunk(first[0]) is None
+        assert outbox.content(stale) is None
 
 
 def test_a_group_is_due_after_a_silence_that_doubles(outbox: Outbox) -> None:

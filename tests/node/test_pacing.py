@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nous_node.node.pacing import FIRST, HIGHEST, LOWEST, RATE_SHARE, OwnRate, Pacing
-from nous_node.protocol.gossip import MAX_BURST, THROTTLE, Bucket, Rate
+from nous_node.protocol.buckets import MAX_BURST, THROTTLE, Bucket, Rate
 
 STALENESS = 4
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-import nous_node.protocol.gossip as gossip
+from nous_node.protocol import buckets, memory
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_LIFETIME_MS
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind
-from nous_node.protocol.errors import Code, LocalError
+from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.gossip import (
+    IGNORED,
     GossipView,
     Judgement,
     Verdict,
@@ -70,7 +71,7 @@ ACCEPTED = (Verdict.ACCEPT, None)
 
 
 def refused(code: Code) -> tuple[Verdict, Code]:
-    return (Verdict.IGNORE if code in gossip.IGNORED else Verdict.REJECT), code
+    return (Verdict.IGNORE if code in IGNORED else Verdict.REJECT), code
 
 
 def test_a_fresh_group_is_accepted_once(world: Any, group: Any, judge: Any) -> None:
@@ -224,13 +225,13 @@ def test_hellos_have_a_rate_of_their_own(world: Any, hello: bytes, rollout: Any,
     ("rate", "burst"), [(0.01, 1.0), (0.05, 3.0), (20.0, 1200.0), (1000.0, 4096.0), (1e9, 4096.0)]
 )
 def test_a_burst_is_a_minute_of_the_rate_within_bounds(rate: float, burst: float) -> None:
-    assert gossip.Rate.of_groups(rate).burst == burst
+    assert buckets.Rate.of_groups(rate).burst == burst
 
 
 def test_few_keys_cannot_fill_the_memory(
     world: Any, view: GossipView, hello: bytes, judge: Any, replaced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gossip, "MAX_REMEMBERED", 1280)
+    monkeypatch.setattr(memory, "MAX_REMEMBERED", 1280)
     message = world.opened(Kind.HELLO, hello, world.volunteer)
 
     def fill(key: bytes) -> None:
@@ -240,7 +241,7 @@ def test_few_keys_cannot_fill_the_memory(
             view.memory.add(replaced(message, head=head, id=key + seq.to_bytes(2)))
 
     for number in range(31):
-        with pytest.raises(gossip.RemoteError, match="share") as caught:
+        with pytest.raises(RemoteError, match="share") as caught:
             fill(number.to_bytes(32))
         assert caught.value.code is Code.RATE
         assert len(view.memory.ids) == 640 + 20 * number  # the first alone has half, each other one a share
@@ -306,8 +307,8 @@ def test_a_malformed_body_is_rejected(world: Any, judge: Any) -> None:
 def test_a_full_memory_holds_volunteers_off_but_not_trainers(
     world: Any, view: GossipView, hello: bytes, judge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gossip, "MAX_REMEMBERED", 1)
-    monkeypatch.setattr(gossip, "MEMORY_SHARES", 1)
+    monkeypatch.setattr(memory, "MAX_REMEMBERED", 1)
+    monkeypatch.setattr(memory, "MEMORY_SHARES", 1)
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 0))) == ACCEPTED
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 1))) == refused(Code.BUSY)
     data = world.sealed(Kind.CHECKPOINT, world.base.to_bytes(), world.trainer)
@@ -317,10 +318,10 @@ def test_a_full_memory_holds_volunteers_off_but_not_trainers(
 def test_keys_made_for_a_flood_are_held_off_and_forgotten(
     world: Any, view: GossipView, hello: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gossip, "MAX_SENDERS", 2)
+    monkeypatch.setattr(buckets, "MAX_SENDERS", 2)
     view.hellos.take(b"a", 0)
     view.hellos.take(b"b", 10_000)
-    with pytest.raises(gossip.RemoteError) as caught:
+    with pytest.raises(RemoteError) as caught:
         view.hellos.take(b"c", 19_999)
     assert caught.value.code is Code.BUSY
     view.hellos.take(b"b", 19_999)  # who was heard of lately goes on
@@ -384,7 +385,7 @@ def test_checks_come_in_their_order(world: Any, view: GossipView, hello: bytes, 
 
 
 def test_ignored_codes_are_those_that_depend_on_time_order_or_knowledge() -> None:
-    assert {code.value for code in gossip.IGNORED} == {
+    assert {code.value for code in IGNORED} == {
         "expired",
         "future-dated",
         "duplicate",

@@ -16,6 +16,7 @@ from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.gossip import GossipView, judge_checkpoint, judge_receipts, judge_rollout
 from nous_node.protocol.receipts import Hello, Receipts
+from nous_node.protocol.references import read_reference
 from nous_node.protocol.rollouts import RolloutGroup
 from nous_node.protocol.runs import Invite, RunManifest, run_id
 from nous_node.protocol.streams import read_blob
@@ -80,6 +81,7 @@ ENTRIES: list[Callable[[bytes], Any]] = [
     again,
     lambda data: unseal(data).content(),
     lambda data: check_structure(RolloutGroup.from_bytes(data), MANIFEST),
+    lambda data: read_reference(data, MANIFEST.referenced_limit),
     lambda data: check_files(read(data, CheckpointManifest, ROOM)),
     lambda data: read(data, RunManifest, ROOM),
     lambda data: read(data, Receipts, ROOM),
