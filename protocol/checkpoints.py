@@ -219,6 +219,17 @@ def check_delta(checkpoint: CheckpointManifest) -> None:
         raise RemoteError(Code.SIZE_MISMATCH, f"The deltas have {checkpoint.delta_size} bytes.")
 
 
+def check_link(checkpoint: CheckpointManifest, index: int, link: CheckpointManifest) -> None:
+    """`link` was fetched by the hash that stands at `index` of the chain of `checkpoint`. [CKP-14]
+
+    Raises RemoteError(WRONG_TYPE) where it cannot stand there.
+    """
+    chain = checkpoint.chain
+    version = checkpoint.version - len(chain) + index
+    if link.version != version or (link.kind == FULL) != (index == 0) or link.chain != chain[:index]:
+        raise RemoteError(Code.WRONG_TYPE, f"Version {version} does not continue the chain it stands in.")
+
+
 def _check_apart(paths: list[str]) -> None:
     """No two paths meet on a file system that ignores case, and no file stands where a folder has to."""
     folded = {path.lower() for path in paths}

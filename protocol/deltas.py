@@ -15,9 +15,9 @@ import zstandard
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from .constants import MAX_MANIFEST, MAX_MANIFEST_VALUES, MAX_WINDOW, ZSTD_LEVEL
+from .constants import MAX_MANIFEST, MAX_MANIFEST_VALUES, ZSTD_LEVEL
 from .encoding import encode, read
-from .envelope import Uint
+from .envelope import Uint, decompressed
 from .errors import Code, RemoteError
 from .layout import WIDTHS, Place
 
@@ -35,15 +35,15 @@ MAX_PAYLOAD: Final = 1 << 24
 ORDERED: Final = ("BF16", "F16", "F32")
 """Floats whose bit patterns are put in the order of their values, so that a small step is a small number."""
 
-FRAME: Final = bytes.fromhex("28b52ffd")
-"""Begins a zstd frame; skippable frames begin otherwise."""
-
 COUNT_BYTES: Final = 4
 LONG_GAP: Final = 255
 """A byte of gaps that says: as many unchanged elements, and the gap goes on."""
 
-DENSE: Final = 8
-"""Where less than one element in so many changed, `gap` is smaller than the others by far: they are not tried."""
+SPARSE: Final = 1 / 8
+"""Share of changed elements below which `gap` is by far the smallest: others are not tried."""
+
+SAMPLE: Final = 1 << 16
+"""Elements of a segment with more changes that all encodings are tried on; the smallest takes the segment."""
 
 Words = NDArray[np.unsignedinteger[Any]]
 Encoding = Literal["gap", "xor", "full"]
@@ -126,21 +126,33 @@ def pieces(place: Place) -> Iterator[tuple[int, int, int]]:
 
 
 def make_payload(old: bytes, new: bytes, dtype: str) -> tuple[Encoding, bytes] | None:
-    """The smallest payload found that makes `new` of `old`; None where they are equal. [DLT-7]"""
+    """A small payload that makes `new` of `old`; None where they are equal. [DLT-7]"""
     if old == new:
         return None
     before, after = _words(old, dtype), _words(new, dtype)
-    made: list[tuple[Encoding, bytes]] = []
-    changed = np.not_equal(before, after)
-    if dtype in ORDERED:
-        at = np.flatnonzero(changed)
-        parts = _gap_parts(at, before[at], after[at])
-        made.append(("gap", _compressed(parts)))
-        if len(at) * DENSE < len(before):
-            return made[0]
-    made.append(("xor", _compressed(_planes(before ^ after))))
-    made.append(("full", _compressed(_planes(after))))
-    return min(made, key=lambda one: len(one[1]))
+    encoding = _smallest(before, after, dtype)
+    return encoding, _packed(encoding, before, after)
+
+
+def _smallest(before: Words, after: Words, dtype: str) -> Encoding:
+    changed = np.count_nonzero(before != after)
+    if dtype in ORDERED and changed < SPARSE * len(before):
+        return "gap"
+    start = max(0, len(before) - SAMPLE) // 2
+    sample = slice(start, start + SAMPLE)
+    tried: list[Encoding] = ["gap", "xor", "full"] if dtype in ORDERED else ["xor", "full"]
+    return min(tried, key=lambda one: len(_packed(one, before[sample], after[sample])))
+
+
+def _packed(encoding: Encoding, before: Words, after: Words) -> bytes:
+    match encoding:
+        case "gap":
+            at = np.flatnonzero(before != after)
+            return _compressed(_gap_parts(at, before[at], after[at]))
+        case "xor":
+            return _compressed(_planes(before ^ after))
+        case "full":
+            return _compressed(_planes(after))
 
 
 def apply_payload(old: bytes, encoding: Encoding, payload: bytes, dtype: str) -> bytes:
@@ -231,22 +243,16 @@ def _compressed(parts: Sequence[bytes]) -> bytes:
 
 
 def _unpacked(payload: bytes, least: int, most: int) -> bytes:
-    """The content of one zstd frame that says its size, and nothing behind it. [DLT-4]"""
+    """The content of one zstd frame of `least` to `most` bytes that says its size. [DLT-4]"""
     try:
-        header = zstandard.get_frame_parameters(payload)
-        if not payload.startswith(FRAME) or header.window_size > MAX_WINDOW:
-            raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta is no zstd frame that is allowed.")
-        if header.content_size == zstandard.CONTENTSIZE_UNKNOWN:
-            raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta does not say its size.")
-        if not least <= header.content_size <= most:
-            raise RemoteError(
-                Code.SIZE_MISMATCH,
-                f"A payload of a delta unfolds to {header.content_size} bytes; {least} to {most} fit.",
-            )
-        return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
-            payload, max_output_size=header.content_size, allow_extra_data=False
-        )
+        size = zstandard.get_frame_parameters(payload).content_size
     except zstandard.ZstdError as error:
+        raise RemoteError(Code.BAD_COMPRESSION, f"A payload of a delta is no zstd frame: {error}.") from error
+    if size == zstandard.CONTENTSIZE_UNKNOWN:
+        raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta does not say its size.")
+    if not least <= size <= most:
         raise RemoteError(
-            Code.BAD_COMPRESSION, f"A payload of a delta is no single zstd frame: {error}."
-        ) from error
+            Code.SIZE_MISMATCH,
+            f"A payload of a delta unfolds to {size} bytes, where {least} to {most} fit.",
+        )
+    return decompressed(payload, size)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from .constants import MAX_INT, MAX_MANIFEST, MAX_MAP
 from .errors import Code, RemoteError
 
 LENGTH_BYTES: Final = 8
 """A file begins with the length of its header: u64 little-endian."""
+
+MAX_BRACKETS: Final = 3 * MAX_MAP + 2
+"""`[` and `{` of a header: three a tensor, its own and that of the metadata. A header of nothing but brackets
+would cost a reader a gigabyte."""
 
 WIDTHS: Final = {
     "BOOL": 1,
@@ -72,7 +75,7 @@ def read_layout(header: bytes, size: int) -> list[Place]:
     for name, (dtype, shape, begin, end) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if dtype not in WIDTHS:
             raise RemoteError(Code.UNKNOWN_DTYPE, f"Tensors of the type {dtype[:32]!r} have no deltas here.")
-        place = Place(name, dtype, LENGTH_BYTES + len(header) + begin, prod(shape))
+        place = Place(name, dtype, LENGTH_BYTES + len(header) + begin, _elements(shape))
         if place.offset != at or end - begin != place.elements * place.width:
             raise RemoteError(Code.SIZE_MISMATCH, f"The tensor {name[:64]!r} does not lie where it should.")
         places.append(place)
@@ -88,18 +91,29 @@ Entry = tuple[str, list[int], int, int]
 """Data type, shape, begin and end of one tensor."""
 
 
+def _elements(shape: list[int]) -> int:
+    """How many elements a shape has, or more than any file where it has more."""
+    elements = int(0 not in shape)
+    for length in shape:
+        elements = min(elements * length, MAX_INT)
+    return elements
+
+
 def _entries(header: bytes) -> dict[str, Entry]:
-    # Each tensor opens two lists and a map; a header of nothing but brackets would cost gigabytes.
-    if header.count(b"[") + header.count(b"{") > 3 * MAX_MAP + 2:
+    if header.count(b"[") + header.count(b"{") > MAX_BRACKETS:
         raise RemoteError(Code.OUT_OF_RANGE, f"A safetensors file has more than {MAX_MAP} tensors.")
     try:
-        value = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(header.decode(), object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise RemoteError(Code.MALFORMED, "The header of a safetensors file is no JSON.") from error
     if not isinstance(value, dict):
         raise RemoteError(Code.MALFORMED, "The header of a safetensors file is no JSON object.")
     value.pop("__metadata__", None)
     return {name: _entry(name, entry) for name, entry in value.items()}
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

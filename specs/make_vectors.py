@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import make_cddl
+import vectors_checkpoints
 import vectors_content
+import vectors_deltas
 import vectors_encoding
 import vectors_envelopes
 import vectors_gossip
@@ -20,6 +22,7 @@ import vectors_model
 import vectors_peers
 import vectors_proofs
 import vectors_receipts
+import vectors_references
 import vectors_rollouts
 import vectors_runs
 import vectors_schema
@@ -47,6 +50,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "holes": ("Tasks of a key and checkpoint that never came: chapter 06.", vectors_peers.holes),
     "arrays": ("Numbers in byte planes: chapter 07.", vectors_rollouts.arrays),
     "rollouts": ("Bodies of rollout groups: chapter 07.", vectors_rollouts.groups),
+    "references": (
+        "References to rollout groups, and the frames fetched for them: chapter 07.",
+        vectors_references.references,
+    ),
     "limits": ("Limits by number of tokens: chapter 08.", vectors_verification.limits),
     "verification": (
         "Verdicts on given log-probs and distances (null: no number): chapter 08.",
@@ -60,8 +67,11 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
         "The version before the named one, over groups of one key: chapter 08.",
         vectors_peers.evidence,
     ),
-    "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_runs.checkpoints),
-    "chunks": ("Chunks and their hashes: chapter 09.", vectors_runs.chunks),
+    "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_checkpoints.checkpoints),
+    "chunks": ("Chunks and their hashes: chapter 09.", vectors_checkpoints.chunks),
+    "trees": ("Files and their chunks: chapter 09.", vectors_checkpoints.trees),
+    "chains": ("Manifests of a chain: chapter 09.", vectors_checkpoints.chains),
+    "deltas": ("Deltas between safetensors files: chapter 09.", vectors_deltas.deltas),
     "receipts": ("Receipts: chapter 10.", vectors_receipts.receipts),
     "proofs": ("Proof files: chapter 10.", vectors_proofs.proofs),
     "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),

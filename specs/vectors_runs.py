@@ -1,4 +1,4 @@
-"""Vectors of chapters 03, 04, 05 and 09: streams, shards, run manifests, invites, checkpoints."""
+"""Vectors of chapters 03, 04 and 05: streams, shards, run manifests, invites."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import msgspec
 from vectors_encoding import tagged
 from vectors_world import (
     ALICE,
-    BASE,
-    BEACON,
     BOB,
-    FILES,
     MANIFEST,
     ROOT,
     RUN,
@@ -24,13 +21,6 @@ from vectors_world import (
     sealed,
 )
 
-from nous_node.protocol.checkpoints import (
-    CheckpointManifest,
-    FileEntry,
-    checkpoint_hash,
-    files_hash,
-    weights_hash,
-)
 from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import Invite, Topics, run_id, shard_of
@@ -199,97 +189,6 @@ def _spare_bits(text: str) -> list[str]:
     encoded = text[5:]
     assert len(encoded) % 4, "choose another address: this invite has no spare bits"
     return [text[:-1], alphabet[alphabet.index(text[-1]) | 1]]
-
-
-def checkpoints() -> list[dict[str, Any]]:
-    body = BASE.to_bytes()
-    later = replace(
-        BASE, version=1, parent=checkpoint_hash(body), levels={"sort-digits": 1}, stats={"loss": 0.5}
-    )
-    contents = [b"{}", bytes(16_384) + b"tail"]
-    good = [
-        case(
-            comment,
-            rule,
-            "valid",
-            manifest=manifest.to_bytes().hex(),
-            value=tagged(decode(manifest.to_bytes(), 1 << 20)),
-            hash=checkpoint_hash(manifest.to_bytes()).hex(),
-            files_hash=files_hash(manifest.files).hex(),
-            weights_hash=weights_hash(manifest.tensors).hex(),
-            contents=[content.hex() for content in contents],
-            envelope=sealed(TRAINER, "checkpoint", manifest.to_bytes()).hex(),
-        )
-        for comment, rule, manifest in (
-            ("version 0 of the run", "CKP-1 CKP-2 CKP-5 CKP-7 CKP-9 CKP-12", BASE),
-            ("version 1", "CKP-8 CKP-9", later),
-            ("an empty file has no chunk", "CKP-5", replace(later, files=[FILES[0], FileEntry("z.txt", 0, 16_384, b"")])),
-        )
-    ]  # fmt: skip
-    good[2]["contents"] = [contents[0].hex(), ""]
-    return good + _bad_checkpoints(later)
-
-
-def _bad_checkpoints(later: CheckpointManifest) -> list[dict[str, Any]]:
-    config, model = FILES
-    paths = [
-        "../model.safetensors", "/model.safetensors", "a/../b.json", "a//b.json", "./a.json", ".hidden.json",
-        "a\\b.json", "c:a.json", "a b.json", "a\n.json", "a./b.json", "é.json", "pickle.pkl", "model.bin", "a.py",
-        "noext", "json", "", "a/", "-a.json", "~/a.json", "a" * 251 + ".json",
-    ]  # fmt: skip
-    rows: list[tuple[str, str, dict[str, Any], str]] = [
-        *((f"path {path[:40]!r}", "CKP-3", {"files": [replace(config, path=path)]}, "path") for path in paths),
-        ("files out of order", "CKP-4", {"files": [model, config]}, "path"),
-        ("a file twice", "CKP-4", {"files": [config, config]}, "path"),
-        ("two paths that differ only in case", "CKP-4", {"files": [replace(config, path="A.json"), replace(config, path="a.json")]}, "path"),
-        ("a file where a folder has to be", "CKP-4", {"files": [replace(config, path="a.json"), replace(config, path="a.json/b.json")]}, "path"),
-        ("a chunk hash too few", "CKP-5", {"files": [replace(model, chunks=model.chunks[:32])]}, "size-mismatch"),
-        ("a chunk hash too many", "CKP-5", {"files": [replace(config, chunks=config.chunks * 2)]}, "size-mismatch"),
-        ("part of a chunk hash", "CKP-5", {"files": [replace(config, chunks=config.chunks[:31])]}, "size-mismatch"),
-        ("an empty file with a chunk", "CKP-5", {"files": [replace(config, size=0)]}, "size-mismatch"),
-        ("chunks too small", "CKP-5", {"files": [replace(config, chunk=16_383)]}, "wrong-type"),
-        ("chunks too large", "CKP-5", {"files": [replace(config, chunk=4_194_305)]}, "wrong-type"),
-        ("a negative size", "CKP-5", {"files": [replace(config, size=-1)]}, "wrong-type"),
-        ("no file", "CKP-5", {"files": []}, "wrong-type"),
-        ("no tensor", "CKP-10", {"tensors": {}}, "wrong-type"),
-        ("a tensor hash of 31 bytes", "CKP-10", {"tensors": {"w": bytes(31)}}, "wrong-type"),
-        ("a beacon of 31 bytes", "CKP-10", {"beacon": BEACON[:31]}, "wrong-type"),
-        ("an unknown kind of checkpoint", "CKP-6", {"kind": "sketch"}, "unknown-kind"),
-        ("version 1 without a parent", "CKP-8", {"parent": None}, "wrong-type"),
-        ("version 0 with a parent", "CKP-8", {"version": 0}, "wrong-type"),
-        ("version 0 with other files", "CKP-2", {"version": 0, "parent": None, "files": [config]}, "hash-mismatch"),
-    ]  # fmt: skip
-    bad = [
-        case(comment, rule, "invalid", envelope=sealed(TRAINER, "checkpoint", encode(replace(later, **changes))).hex(), code=code)
-        for comment, rule, changes, code in rows
-    ]  # fmt: skip
-    body = later.to_bytes()
-    envelopes = [
-        ("signed by a volunteer", "CKP-1", sealed(ALICE, "checkpoint", body), "wrong-role"),
-        (
-            "signed by the root, which is no trainer here",
-            "CKP-1",
-            sealed(ROOT, "checkpoint", body),
-            "wrong-role",
-        ),
-        ("a forged signature", "CKP-1", forged(sealed(TRAINER, "checkpoint", body)), "bad-signature"),
-        ("of another run", "CKP-1", sealed(TRAINER, "checkpoint", body, run=bytes(32)), "wrong-run"),
-        ("another kind of message", "CKP-1", sealed(TRAINER, "receipts", body), "wrong-kind"),
-    ]
-    return bad + [
-        case(comment, rule, "invalid", envelope=envelope.hex(), code=code)
-        for comment, rule, envelope, code in envelopes
-    ]
-
-
-def chunks() -> list[dict[str, Any]]:
-    data = bytes(16_384)
-    digest = hashlib.sha256(data).hexdigest()
-    return [
-        case("a chunk", "CKP-7", "valid", data=[["00", 16_384]], hash=digest),
-        case("a flipped bit", "CKP-7", "invalid", data=[["00", 16_383], ["01", 1]], hash=digest, code="hash-mismatch"),
-        case("a byte short", "CKP-7", "invalid", data=[["00", 16_383]], hash=digest, code="hash-mismatch"),
-    ]  # fmt: skip
 
 
 def streams() -> list[dict[str, Any]]:

@@ -90,6 +90,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "arrays": {"form": TEXT, "planes": HEX, "values?": NUMBERS, "code?": CODE},
     "rollouts": {"body": HEX, "value?": VALUE, "code?": CODE},
+    "references": {"body": HEX, "value?": VALUE, "frame?": HEX, "group?": HEX, "code?": CODE},
     "limits": {
         "mean": NUMBER,
         "limit": NUMBER,
@@ -159,6 +160,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "code?": CODE,
     },
     "chunks": {"data": BYTES, "hash": HEX, "code?": CODE},
+    "trees": {"data": BYTES, "entry": HEX, "code?": CODE},
+    "chains": {"manifest": HEX, "chain": TEXTS, "code?": CODE},
+    "deltas": {
+        "parent": BYTES,
+        "delta?": BYTES,
+        "tensors": OBJECT,
+        "result?": BYTES,
+        "contents?": TEXTS,
+        "code?": CODE,
+    },
     "receipts": {"envelope": HEX, "body?": HEX, "code?": CODE},
     "proofs": {
         "file": HEX,

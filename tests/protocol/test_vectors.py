@@ -25,6 +25,7 @@ from nous_node.protocol.gossip import (
     judge_rollout,
 )
 from nous_node.protocol.identity import Identity, peer_id, verify
+from nous_node.protocol.references import chunks, cut, open_group, read_reference, unpack
 from nous_node.protocol.rollouts import (
     RolloutGroup,
     pack_floats,
@@ -47,6 +48,7 @@ def loaded(name: str) -> dict[str, Any]:
 
 OF_THE_NODE = {
     "copies",
+    "deltas",
     "drift",
     "ends",
     "evidence",
@@ -57,7 +59,7 @@ OF_THE_NODE = {
     "states",
     "verification",
 }
-"""Driven by `tests/node/test_verification_vectors.py`."""
+"""Driven by `tests/node/test_verification_vectors.py`, deltas by `tests/node/test_delta_files.py`."""
 FILES = {
     path.stem: loaded(path.stem) for path in sorted(VECTORS.glob("*.json")) if path.stem not in OF_THE_NODE
 }
@@ -230,6 +232,18 @@ def drive_rollout(case: Case) -> None:
     assert encode(untagged(case["value"])).hex() == case["body"]
 
 
+def drive_reference(case: Case) -> None:
+    reference = read_reference(raw(case["body"]), MANIFEST.referenced_limit)
+    frame = raw(case["frame"])
+    if len(frame) == reference.packed:  # chunk by chunk, as they come
+        for (digest, length), (_, piece) in zip(chunks(reference), cut(reference, frame), strict=True):
+            assert len(piece) == length
+            checkpoints.check_chunk(piece, digest)
+    body = unpack(reference, frame)
+    assert open_group(reference, body).to_bytes().hex() == case["group"]
+    assert encode(untagged(case["value"])).hex() == case["body"]
+
+
 def drive_checkpoint(case: Case) -> None:
     envelope = unseal(raw(case["envelope"]))
     checkpoint = checkpoints.open_checkpoint(envelope, RUN, MANIFEST)
@@ -245,6 +259,24 @@ def drive_checkpoint(case: Case) -> None:
 
 def drive_chunk(case: Case) -> None:
     checkpoints.check_chunk(raw(case["data"]), raw(case["hash"]))
+
+
+def drive_tree(case: Case) -> None:
+    entry, content = read(raw(case["entry"]), checkpoints.FileEntry, ROOM), raw(case["data"])
+    checkpoints.check_chunks(entry)
+    pieces = [content[start : start + entry.chunk] for start in range(0, len(content), entry.chunk)]
+    assert [len(piece) for piece in pieces] == [entry.length(number) for number in range(len(pieces))]
+    for piece, digest in zip(pieces, entry.hashes(), strict=True):
+        checkpoints.check_chunk(piece, digest)
+    assert checkpoints.file_entry(entry.path, pieces, entry.chunk) == entry
+
+
+def drive_chain(case: Case) -> None:
+    data = raw(case["manifest"])
+    checkpoint = checkpoints.read_manifest(data, checkpoints.checkpoint_hash(data))
+    links = zip(checkpoint.chain, map(raw, case["chain"]), strict=True)
+    for index, (digest, link) in enumerate(links):
+        checkpoints.check_link(checkpoint, index, checkpoints.read_manifest(link, digest))
 
 
 def drive_receipts(case: Case) -> None:
@@ -292,8 +324,11 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "distances": drive_distance,
     "arrays": drive_array,
     "rollouts": drive_rollout,
+    "references": drive_reference,
     "checkpoints": drive_checkpoint,
     "chunks": drive_chunk,
+    "trees": drive_tree,
+    "chains": drive_chain,
     "receipts": drive_receipts,
     "hellos": drive_hello,
     "nous-default": drive_model,
