@@ -21,6 +21,11 @@ class UploadLimit:
         self._rate = bytes_per_s
         self._free_at = 0.0  # trio time at which all that was granted so far has gone out
 
+    @property
+    def rate(self) -> float | None:
+        """Bytes a second; None is no limit."""
+        return self._rate
+
     async def take(self, size: int) -> None:
         """Wait until `size` more bytes may go out. Cancellation gives nothing back: safe, if late."""
         if self._rate is None:
