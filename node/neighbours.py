@@ -19,9 +19,8 @@ from typing import Final, Generic, Protocol, TypeVar
 import trio
 
 from nous_node.protocol.errors import NousError
+from nous_node.protocol.introductions import IP, Endpoint, believed, passed_on, told, vouched
 from nous_node.protocol.streams import MAX_INTRODUCED
-
-from .introductions import IP, Endpoint, believed, passed_on, told, vouched
 
 WANTED: Final = 8
 """Neighbours of one's own choice: with the trainer's few they make a swarm of any size connected."""

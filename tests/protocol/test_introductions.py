@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nous_node.node.introductions import (
+from nous_node.protocol.identity import peer_id
+from nous_node.protocol.introductions import (
     LEAST_PORT,
     MAX_PORTS,
     MAX_TOLD,
@@ -18,7 +19,6 @@ from nous_node.node.introductions import (
     told,
     vouched,
 )
-from nous_node.protocol.identity import peer_id
 
 PEER = peer_id(b"p" * 32)
 HERE, LAN, FAR, FAR_6 = (

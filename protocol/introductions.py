@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from nous_node.protocol.errors import RemoteError
-from nous_node.protocol.identity import key_of
+from .errors import RemoteError
+from .identity import key_of
 
 IP = IPv4Address | IPv6Address
 
