@@ -3,7 +3,7 @@ running on the same home, so a folder may also go while it is looked at.
 
     a trainer's run   the journal names them; checkpoints/NNNNNN/ has their files, deltas/NNNNNN/ their deltas
     a joined run      checkpoints/HEX/ has their files, HEX.deltas/ their deltas, HEX.manifest says what they
-                      are; HEX.part/ is a download under way
+                      are; HEX.part/ is a download under way; the newest is signed in head.envelope
 """
 
 from __future__ import annotations
@@ -249,7 +249,8 @@ def _joined(path: Path) -> Shelf:
         raise DamagedError(
             f"{folder.manifest} is damaged ({error}) Delete it and join the run again: it is fetched anew."
         ) from error
-    stored = [_fetched(folder, name) for name in _names(folder.checkpoints)]
+    head = folder.read_head() or b""
+    stored = [_fetched(folder, name, head) for name in _names(folder.checkpoints)]
     stored.sort(key=lambda one: (-1 if one.version is None else one.version, one.hash))
     complete = [one for one in stored if one.version is not None and one.folder.is_dir()]
     last = _last_used(folder)
@@ -273,7 +274,14 @@ def _names(checkpoints: Path) -> list[str]:
     return sorted(name for name in names if len(name) == NAME_DIGITS and set(name) <= set(hexdigits.lower()))
 
 
-def _fetched(folder: JoinedFolder, name: str) -> Stored:
+def _is_signed_in(envelope: bytes, content: bytes) -> bool:
+    try:
+        return unseal(envelope, MAX_MANIFEST).content(MAX_MANIFEST) == content
+    except RemoteError:
+        return False
+
+
+def _fetched(folder: JoinedFolder, name: str, head: bytes) -> Stored:
     place, part = folder.checkpoints / name, folder.checkpoints / f"{name}.part"
     deltas, file = folder.checkpoints / f"{name}.deltas", folder.checkpoints / f"{name}.manifest"
     stored = Stored(
@@ -299,6 +307,7 @@ def _fetched(folder: JoinedFolder, name: str) -> Stored:
         hash=digest.hex(),
         manifest=manifest,
         content=data,
+        envelope=head if _is_signed_in(head, data) else b"",
         eval=manifest.eval,
     )
 

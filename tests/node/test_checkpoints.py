@@ -178,6 +178,11 @@ def test_whole_checkpoints_are_verified_to_the_last_tensor(
     assert [(one["outcome"], one["tensors"]) for one in told] == [("whole", len(manifest.tensors))] * 2
     assert told[1]["chunks"] == told[1]["of"] == len(manifest.files) + 1
     assert told[1]["signed_by"] == ""
+    (volunteer.path / "head.envelope").write_bytes(chosen(tmp_path, None).stored[1].envelope)
+    told = events(tell(tmp_path / "volunteer", "verify", "all", "--json")[1])
+    assert [one["signed_by"] for one in told] == ["", Identity.from_seed(b"r" * 32).key.hex()]
+    (volunteer.path / "head.envelope").write_bytes(b"\xc1")
+    assert tell(tmp_path / "volunteer", "verify", "all")[0] == Exit.OK
 
 
 @pytest.mark.parametrize(
