@@ -12,18 +12,17 @@ import msgspec
 
 from nous_node.protocol.checkpoints import DELTA, FULL, CheckpointManifest, FileEntry
 
-LARGEST_SHARE = 0.5
+CHAIN_SHARE = 0.5
 """Of a full checkpoint that the deltas of a chain may have together: who begins with the full one and takes
 the deltas behind it fetches one and a half at the most."""
 
+DELTA_SHARE = 0.25
+"""Of a full checkpoint that one delta may have for a trainer to make it: a chain would hold one or two larger
+ones, and making them takes as long as making any."""
+
 LONGEST_PAUSE = 64
-"""Versions between two tries where deltas do not pay: a try costs as much as it takes to write half of a
-checkpoint, and a learning rate that falls may make them pay later."""
-
-
-def most_bytes(full: int) -> int:
-    """Bytes that deltas may have beside a full checkpoint of `full` bytes."""
-    return int(LARGEST_SHARE * full)
+"""Versions between two tries where deltas do not pay: a try takes as long as writing a checkpoint, and a
+learning rate that falls may make them pay later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ class Chain:
         """
         if deltas is None or not 0 < len(self.hashes) <= longest:
             return full
-        if self.spent + sum(entry.size for entry in deltas) > most_bytes(full.size):
+        if self.spent + sum(entry.size for entry in deltas) > CHAIN_SHARE * full.size:
             return full
         return msgspec.structs.replace(full, kind=DELTA, deltas=list(deltas), chain=list(self.hashes))
 

@@ -11,7 +11,7 @@ from nous_node.trainer.checkpoint import write_whole
 from nous_node.trainer.errors import CheckpointError
 from nous_node.trainer.model_folder import WEIGHTS_SUFFIX
 
-from .chaining import Tries, most_bytes
+from .chaining import DELTA_SHARE, Tries
 from .create import folder_entries
 from .delta_files import write_delta
 from .runfolder import RunFolder
@@ -45,7 +45,7 @@ class DeltaWriter:
             return Written()
         target = self.folder.deltas(version)
         paths = [entry.path for entry in files if entry.path.endswith(WEIGHTS_SUFFIX)]
-        most = most_bytes(sum(entry.size for entry in files))
+        most = int(DELTA_SHARE * sum(entry.size for entry in files))
         try:
             write_whole(target, lambda out: _write(before, place, out, paths, most), durable=durable)
             deltas = folder_entries(target)

@@ -25,7 +25,7 @@ class Press:
     """Takes up a run; `said` is what it says of it."""
 
     def __init__(self, folder: RunFolder, root: Identity, **choices: Any) -> None:
-        self.folder = folder
+        self.folder, self.root = folder, root
         self.journal = Journal.open(folder.journal)
         self.following = Following.of(folder.run, folder.envelope)
         self.damaged: list[Path] = []

@@ -138,6 +138,12 @@ def test_what_still_waits_when_its_checkpoint_is_stale_is_refused(journal: Journ
     assert (record.reputation.score, record.refused) == (0.0, 2)
 
 
+def test_a_leap_of_versions_makes_all_stale_that_it_passes(journal: Journal) -> None:
+    take(journal, 0, 9)
+    journal.publish(StoredCheckpoint(20, b"L" * 32, b"", "/c", NOW, {}, {}), [], leap=True)
+    assert state(journal, 9) == "refused"
+
+
 def test_a_group_that_would_wait_for_a_stale_checkpoint_is_refused_at_once(journal: Journal) -> None:
     publish(journal, 3, 4)
     (first, error) = take(journal, 0, 50)

@@ -9,6 +9,7 @@ import pytest
 
 from nous_node.node.create import folder_entries
 from nous_node.node.following import Following
+from nous_node.node.home import StorageError
 from nous_node.node.publishing import LEAP
 from nous_node.protocol.checkpoints import (
     DELTA,
@@ -23,6 +24,7 @@ from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import LocalError
 
 from .press import WEIGHTS, Press, Start
+
 
 @pytest.fixture
 def start(start_press: Start) -> Start:
@@ -231,6 +233,23 @@ def test_a_half_written_delta_is_cleared_away(start: Start) -> None:
     half = press.folder.path / "deltas" / ".000002.abcd"
     half.mkdir()
     assert start().folders("deltas") == ["000001"]
+
+
+def test_what_could_not_be_journalled_is_told_to_nobody(start: Start) -> None:
+    """A version that was not recorded may be signed again, so nobody may have seen it."""
+    press = start()
+    press.update(delta=100)
+    before = press.publisher.head
+    made = press.made(2, [], delta=100)
+    connection = press.journal._database._connection
+    connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(StorageError):
+        press.publisher.update(made)
+    assert press.following.head is press.publisher.head is before
+    assert [one.head.version for one in press.publisher.holdings()] == [0, 1]
+    connection.execute("PRAGMA query_only = OFF")
+    press.publisher.update(made)
+    assert [one.version for one in chain(press)] == [0, 1]
 
 
 # --- what is kept --------------------------------------------------------------------------------

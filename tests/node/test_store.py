@@ -236,6 +236,33 @@ def test_published_checkpoints_come_back_as_they_were(journal: Journal) -> None:
     assert journal.last_checkpoint() == checkpoint(3)
 
 
+def test_a_publication_is_on_the_disk_before_it_returns_and_other_transactions_need_not_be(
+    journal: Journal,
+) -> None:
+    """After a power failure no version is signed again with other content. [CKP-17]"""
+    connection, told = journal._database._connection, []
+    connection.set_trace_callback(told.append)
+    journal.publish(checkpoint(0), [])
+    journal.add(group(0))
+    with pytest.raises(LocalError):
+        journal.publish(checkpoint(7), [])
+    connection.set_trace_callback(None)
+    marks = [one for one in told if one.startswith(("PRAGMA synchronous", "COMMIT", "ROLLBACK"))]
+    flushed = ["PRAGMA synchronous=FULL", "COMMIT", "PRAGMA synchronous=NORMAL"]
+    assert marks[:3] == flushed
+    assert marks[-3:] == [flushed[0], "ROLLBACK", flushed[2]]
+    assert set(marks[3:-3]) == {"COMMIT"}
+
+
+def test_a_version_may_leap_above_the_last_where_that_is_wanted(journal: Journal) -> None:
+    journal.publish(checkpoint(0), [])
+    journal.publish(checkpoint(70), [], leap=True)
+    journal.publish(checkpoint(71), [])
+    with pytest.raises(LocalError, match="cannot follow version 71"):
+        journal.publish(checkpoint(71), [], leap=True)
+    assert [one.version for one in journal.checkpoints()] == [0, 70, 71]
+
+
 def test_a_version_that_does_not_follow_changes_nothing(journal: Journal) -> None:
     journal.add(group(0))
     journal.publish(checkpoint(0), [])
