@@ -1,120 +1,162 @@
-"""Chunks of checkpoints: served from the files they lie in, fetched from any peer, verified before use.
+"""Chunks that this node holds: served from the files they lie in, verified before they go out.
 
-A checkpoint that arrives is written to `NAME.part` and renamed when every chunk of it has the hash that
-the signed manifest names. What a `.part` folder already holds is checked and kept, so a download resumes.
+A chunk is known by its SHA-256 and may lie in several places: a download that is under way, versions that
+share it. Where one of them turns out to be damaged or gone, the next serves it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
-import shutil
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import trio
 
 from nous_node.protocol.checkpoints import FileEntry, check_chunk
-from nous_node.protocol.encoding import encode, read
-from nous_node.protocol.envelope import Hash
+from nous_node.protocol.encoding import read
 from nous_node.protocol.errors import Code, NousError, RemoteError
-from nous_node.protocol.streams import (
-    BLOB_PROTOCOL,
-    MAX_BLOB_REPLY,
-    MAX_REQUEST,
-    BlobRequest,
-    blob_reply,
-    read_blob,
-)
+from nous_node.protocol.streams import MAX_REQUEST, BlobRequest, blob_reply
 
-from .home import disk_errors
+Place = tuple[Path, int, int]
+"""File, offset, length."""
 
-PARALLEL = 4
-"""Chunks asked for at once: enough to hide a round trip, few enough to keep 16 MiB in memory."""
+PROVEN_SECONDS = 600.0
+"""For which a chunk is not hashed again before it is served, while its file has not changed: hashing would
+take an eighth of the time that a stream takes."""
 
-CHUNK_SECONDS = 60.0
-"""Deadline of one chunk: 4 MiB at 70 KB/s."""
+SETTLED_NS = 1_000_000_000
+"""A file that was written within this time may change again under the same time stamp."""
 
 
 class FetchError(NousError):
-    """No connected peer could deliver what was needed; what was verified is kept for the next try."""
-
-
-class Requester(Protocol):
-    """The part of the network that a download needs."""
-
-    async def request(
-        self, peer: str, protocol: str, payload: bytes, *, max_response: int, deadline: float
-    ) -> bytes: ...
-
-    async def disconnect(self, peer: str) -> None: ...
+    """No source could deliver what was needed; what was verified is kept for the next try."""
 
 
 @dataclass(slots=True)
 class BlobIndex:
-    """Chunk hash -> the file, offset and length where its bytes lie."""
+    """Chunk hash -> where its bytes lie. May be read from several threads."""
 
     damaged: Callable[[Path], None]
     """Told of each file that is found to be not what it was."""
-    places: dict[bytes, tuple[Path, int, int]] = field(default_factory=dict)
+    places: dict[bytes, list[Place]] = field(default_factory=dict)
+    """The newest last."""
     elsewhere: Callable[[bytes], Awaitable[bytes | None]] | None = None
     """Asked for blobs of peers' requests that are not here: groups by reference. [ROL-16] [ROL-18]"""
     _bytes: dict[bytes, bytes] = field(default_factory=dict)
     _broken: list[Path] = field(default_factory=list)
+    _proven: dict[bytes, tuple[Path, int, int, float]] = field(default_factory=dict)
+    """Chunks that were right: of which file, its inode and time of change, and when."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a place is looked up and its file opened, so that folders can be renamed in between."""
 
     def add(self, folder: Path, files: Sequence[FileEntry]) -> None:
         """Files of a verified checkpoint in `folder`."""
         for entry in files:
             for number, digest in enumerate(entry.hashes()):
-                self.places[digest] = (folder / entry.path, number * entry.chunk, entry.length(number))
+                self.add_chunk(digest, folder / entry.path, number * entry.chunk, entry.length(number))
 
     def add_chunk(self, digest: bytes, path: Path, offset: int, length: int) -> None:
-        """A verified chunk of a file that is not complete yet."""
-        self.places[digest] = (path, offset, length)
+        """A verified chunk, also of a file that is not complete yet."""
+        place = (path, offset, length)
+        with self._lock:
+            known = self.places.setdefault(digest, [])
+            if place in known:
+                known.remove(place)
+            known.append(place)
 
     def add_bytes(self, data: bytes) -> bytes:
         """A blob that is held in memory, such as a manifest; its hash. `drop_bytes` lets it go."""
-        digest = hashlib.sha256(data).digest()
+        digest = sha256(data).digest()
         self._bytes[digest] = data
         return digest
 
     def drop_bytes(self, digest: bytes) -> None:
         self._bytes.pop(digest, None)
 
-    def place(self, digest: bytes) -> tuple[Path, int, int] | None:
+    def place(self, digest: bytes) -> Place | None:
         """File, offset and length of a chunk that lies on the disk."""
-        return self.places.get(digest)
+        with self._lock:
+            known = self.places.get(digest)
+            return known[-1] if known else None
 
     def drop(self, folder: Path) -> None:
         """Forgets what lies in a folder that is about to be deleted."""
-        for digest in [known for known, place in self.places.items() if folder in place[0].parents]:
-            del self.places[digest]
+        with self._lock:
+            for digest, known in list(self.places.items()):
+                if any(folder in place[0].parents for place in known):
+                    self._keep(digest, [place for place in known if folder not in place[0].parents])
+
+    @contextmanager
+    def moving(self, before: Path, after: Path) -> Iterator[None]:
+        """While a folder is renamed nobody looks into it; then its chunks are known under the new name."""
+        with self._lock:
+            yield
+            for known in self.places.values():
+                for number, (path, offset, length) in enumerate(known):
+                    if before in path.parents:
+                        known[number] = (after / path.relative_to(before), offset, length)
 
     def read(self, digest: bytes) -> bytes | None:
-        """The chunk, or None where it is not held, or no longer what it was."""
-        if digest in self._bytes:
-            return self._bytes[digest]
-        place = self.places.get(digest)
-        if place is None:
-            return None
+        """The blob, or None where it is not held, or no longer what it was."""
+        held = self._bytes.get(digest)
+        if held is not None:
+            return held
+        while True:
+            with self._lock:
+                known = self.places.get(digest)
+                if not known:
+                    return None
+                place = known[-1]
+                try:
+                    file = place[0].open("rb")
+                except OSError:  # deleted under us: we do not hold it any more
+                    self._keep(digest, known[:-1])
+                    continue
+            with file:
+                data = self._proved(digest, place, file)
+            if data is not None:
+                return data
+            self._lose(digest, place)
+
+    def _proved(self, digest: bytes, place: Place, file: BinaryIO) -> bytes | None:
+        """What lies there, where it is the chunk."""
         path, offset, length = place
         try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read(length)
-            check_chunk(data, digest)
-        except OSError:  # deleted under us: we do not hold it any more
-            self.places.pop(digest, None)
+            state = os.fstat(file.fileno())
+            file.seek(offset)
+            data = file.read(length)
+        except OSError:
             return None
+        mark = (path, state.st_ino, state.st_mtime_ns)
+        now = time.monotonic()
+        proven = self._proven.get(digest)
+        if proven is not None and proven[:3] == mark and now - proven[3] < PROVEN_SECONDS:
+            return data
+        try:
+            check_chunk(data, digest)
         except RemoteError:
-            self.places.pop(digest, None)
             self._broken.append(path)
             return None
+        if time.time_ns() - state.st_mtime_ns > SETTLED_NS:
+            self._proven[digest] = (*mark, now)
         return data
+
+    def _lose(self, digest: bytes, place: Place) -> None:
+        with self._lock:
+            self._keep(digest, [other for other in self.places.get(digest, ()) if other != place])
+
+    def _keep(self, digest: bytes, places: list[Place]) -> None:
+        self._proven.pop(digest, None)
+        if places:
+            self.places[digest] = places
+        else:
+            self.places.pop(digest, None)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """The handler of /nous/blob/1."""
@@ -125,169 +167,6 @@ class BlobIndex:
         if data is None and self.elsewhere is not None:
             data = await self.elsewhere(wanted.hash)
         return blob_reply(data)
-
-
-@dataclass(slots=True)
-class _Missing:
-    path: Path
-    offset: int
-    digest: Hash
-
-
-async def fetch_files(
-    network: Requester,
-    peers: Sequence[str],
-    files: Sequence[FileEntry],
-    folder: Path,
-    index: BlobIndex,
-    entropy: random.Random,
-) -> int:
-    """Puts files of a checkpoint into `folder`, which then exists and is complete; bytes fetched.
-
-    Raises FetchError when no peer delivers a chunk (what was verified stays for the next try), and
-    LocalError when the disk is full.
-    """
-    part = folder.with_name(folder.name + ".part")
-    missing = deque(await trio.to_thread.run_sync(_prepare, part, files, index))
-    sources = _Sources(entropy.sample(peers, len(peers)))
-    fetched = 0
-
-    async def work(shift: int) -> None:
-        nonlocal fetched
-        while missing:
-            chunk = missing.popleft()
-            data = await _from_any(network, sources, shift, chunk.digest)
-            with disk_errors(part):
-                await trio.to_thread.run_sync(_write, chunk.path, chunk.offset, data)
-            fetched += len(data)
-
-    try:
-        async with trio.open_nursery() as nursery:
-            for shift in range(min(PARALLEL, len(missing))):
-                nursery.start_soon(work, shift)
-    except* NousError as group:
-        raise _first(group) from None
-    with disk_errors(folder):
-        await trio.to_thread.run_sync(_complete, part, folder)
-    index.add(folder, files)
-    return fetched
-
-
-def _first(group: BaseExceptionGroup[NousError]) -> NousError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, NousError)
-    return error
-
-
-@dataclass(slots=True)
-class _Sources:
-    """Peers that are asked for chunks; those whose last answer was a failure come last."""
-
-    good: list[str]
-    failed: list[str] = field(default_factory=list)
-
-    def order(self, shift: int) -> list[str]:
-        """Workers of different shifts begin with different peers."""
-        start = shift % max(1, len(self.good))
-        return self.good[start:] + self.good[:start] + self.failed
-
-    def drop(self, peer: str) -> None:
-        for peers in (self.good, self.failed):
-            if peer in peers:
-                peers.remove(peer)
-
-    def move(self, peer: str, to: list[str]) -> None:
-        self.drop(peer)
-        to.append(peer)
-
-
-async def _from_any(network: Requester, sources: _Sources, shift: int, digest: bytes) -> bytes:
-    """One verified chunk. A source that fails is asked last from now on; one that lies is cut off."""
-    reasons: list[str] = []
-    for peer in sources.order(shift):
-        try:
-            frame = await network.request(
-                peer,
-                BLOB_PROTOCOL,
-                encode(BlobRequest(digest)),
-                max_response=MAX_BLOB_REPLY,
-                deadline=CHUNK_SECONDS,
-            )
-            data = read_blob(frame)
-            check_chunk(data, digest)
-        except NousError as error:
-            reasons.append(f"{peer[-8:]}: {error}")
-            if isinstance(error, RemoteError) and error.code == Code.HASH_MISMATCH:
-                sources.drop(peer)
-                await network.disconnect(peer)
-            else:
-                sources.move(peer, sources.failed)
-        else:
-            if peer in sources.failed:
-                sources.move(peer, sources.good)
-            return data
-    raise FetchError(
-        "No connected peer delivers a chunk of the checkpoint"
-        + (f" ({'; '.join(reasons[:3])})" if reasons else " (no peer is connected)")
-        + "; it is tried again."
-    )
-
-
-def _prepare(part: Path, files: Sequence[FileEntry], index: BlobIndex) -> list[_Missing]:
-    """Lays out the folder and finds what is still missing; chunks held elsewhere are copied."""
-    missing: list[_Missing] = []
-    for entry in files:
-        path = part / entry.path
-        with disk_errors(part):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                file.truncate(entry.size)
-            missing += _missing(path, entry, index)
-    return missing
-
-
-def _missing(path: Path, entry: FileEntry, index: BlobIndex) -> list[_Missing]:
-    missing: list[_Missing] = []
-    with path.open("r+b") as file:
-        for number, digest in enumerate(entry.hashes()):
-            offset = number * entry.chunk
-            file.seek(offset)
-            if _stands(file, entry.length(number), digest):
-                continue
-            known = index.read(digest)
-            if known is None:
-                missing.append(_Missing(path, offset, digest))
-            else:
-                _write(path, offset, known)
-    return missing
-
-
-def _stands(file: BinaryIO, length: int, digest: bytes) -> bool:
-    """Whether the chunk comes next in a file; one that cannot be read is written anew."""
-    try:
-        check_chunk(file.read(length), digest)
-    except (RemoteError, OSError):
-        return False
-    return True
-
-
-def _write(path: Path, offset: int, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(descriptor, view, offset)
-            view, offset = view[written:], offset + written
-    finally:
-        os.close(descriptor)
-
-
-def _complete(part: Path, folder: Path) -> None:
-    if folder.exists():  # a damaged earlier copy: what was verified replaces it
-        shutil.rmtree(folder)
-    part.rename(folder)
 
 
 def verify_folder(folder: Path, files: Sequence[FileEntry]) -> None:

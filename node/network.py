@@ -43,7 +43,7 @@ from .network_errors import (
     UnreachableError,
 )
 from .network_stats import NetworkStats, Offender
-from .requests import Handler, Server, Service
+from .requests import Handler, Server, Service, Turns
 from .upload_limit import UploadLimit
 
 __all__ = [
@@ -97,10 +97,16 @@ class Network:
     """An open network; made by `open_network`. Peers are named by their peer id text."""
 
     def __init__(
-        self, host: HardenedHost, gossip: Gossip, config: NetworkConfig, stats: NetworkStats
+        self,
+        host: HardenedHost,
+        gossip: Gossip,
+        config: NetworkConfig,
+        stats: NetworkStats,
+        upload: UploadLimit,
     ) -> None:
         self.peer_id = str(host.get_id())
         self.stats = stats
+        self.upload = upload  # for whatever else this node sends
         self._host = host
         self._swarm: HardenedSwarm = host.get_network()
         self._gossip = gossip
@@ -141,6 +147,13 @@ class Network:
     async def disconnect(self, peer: str) -> None:
         """Close all connections to a peer, if there are any."""
         await self._swarm.close_peer(ID.from_base58(peer))
+
+    async def refuse(self, peer: str, fault: str) -> None:
+        """Disconnect a peer that did what no honest one does, and take no connection of it for a while; kept
+        under the name of its fault. [REP-3]"""
+        peer_id = ID.from_base58(peer)
+        self._gossip.offences.refuse(peer_id, fault)
+        await self._swarm.close_peer(peer_id)
 
     def peers(self) -> tuple[ConnectedPeer, ...]:
         """The live connections, one entry a peer."""
@@ -228,13 +241,14 @@ class Network:
         per_peer: int = DEFAULT_PER_PEER,
         total: int = DEFAULT_TOTAL,
         deadline: float = DEFAULT_REQUEST_S,
+        turns: Turns | None = None,
     ) -> None:
         """Answer requests with `await handler(peer, request)`; see `requests.Service` for the bounds.
 
         An exception of the handler, a longer answer, a request that is too long or too slow: the stream
         is reset and the fault counted.
         """
-        service = Service(protocol, handler, max_request, max_response, per_peer, total, deadline)
+        service = Service(protocol, handler, max_request, max_response, per_peer, total, deadline, turns)
         self._host.set_stream_handler(protocol, Server(service, self.stats).handle)
 
     async def request(
@@ -286,10 +300,11 @@ async def open_network(
     """
     _silence_libp2p()
     stats = NetworkStats()
-    host = build_host(seed, config.max_connections, stats, UploadLimit(config.upload_limit))
+    upload = UploadLimit(config.upload_limit)
+    host = build_host(seed, config.max_connections, stats, upload)
     gossip = Gossip(host, seed, stats)
     gossip.offences.resume(offenders)
-    network = Network(host, gossip, config, stats)
+    network = Network(host, gossip, config, stats, upload)
     swarm = host.get_network()
     failure: Exception | None = None
     async with background_trio_service(swarm), trio.open_nursery() as nursery:

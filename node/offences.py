@@ -47,14 +47,23 @@ class Offences:
         self._stats.fault(fault)
         self._counts[peer] += 1
         refused = self._counts[peer] >= MAX_OFFENCES
-        self._note(peer, self._clock() + int(1000 * REFUSE_S) if refused else 0)
         if not refused:
+            self._note(peer, 0)
             return
-        del self._counts[peer]
-        self._stats.fault("peer-refused")
-        self._swarm.refused_peers[peer] = trio.current_time() + REFUSE_S
+        self._refuse(peer)
         self._to_close.append(peer)
         self._wake.set()
+
+    def refuse(self, peer: Any, fault: str) -> None:
+        """One offence that no honest peer commits; the caller disconnects."""
+        self._stats.fault(fault)
+        self._refuse(peer)
+
+    def _refuse(self, peer: Any) -> None:
+        self._note(peer, self._clock() + int(1000 * REFUSE_S))
+        self._counts.pop(peer, None)
+        self._stats.fault("peer-refused")
+        self._swarm.refused_peers[peer] = trio.current_time() + REFUSE_S
 
     def take(self) -> list[Offender]:
         """What was done wrong since this was last asked."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from libp2p.network.exceptions import SwarmException
@@ -35,6 +36,10 @@ PREFIX_BYTES = 4
 UNSUPPORTED = "protocols not supported"  # how libp2p's error begins when the peer itself said so
 # A request is small; one that trickles in for longer than this is an attack or a dead link.
 READ_REQUEST_S = 10.0
+# Each STALL_BYTES of a payload that has begun come within STALL_S: a peer that sends a byte a second would
+# hold up a place in our window for the whole deadline.
+STALL_BYTES = 16 * 1024
+STALL_S = 10.0
 # Pieces in which a payload is read and written: one growth step of the window.
 PIECE = 256 * 1024
 
@@ -50,7 +55,8 @@ async def write_frame(muxed: Any, payload: bytes) -> None:
 async def read_frame(muxed: Any, limit: int) -> bytes:
     """Read one frame of at most `limit` bytes; memory grows with what arrives, not with what is announced.
 
-    Raises OversizeFrameError before reading a payload, muxer errors when the stream ends early.
+    Raises OversizeFrameError before reading a payload, muxer errors when the stream ends early, TooSlowError
+    when a payload that has begun does not go on.
     """
     buffer = bytearray()
     while len(buffer) < PREFIX_BYTES:
@@ -60,7 +66,10 @@ async def read_frame(muxed: Any, limit: int) -> bytes:
         raise OversizeFrameError(size, limit)
     buffer.clear()
     while len(buffer) < size:
-        buffer += await muxed.read(min(size - len(buffer), PIECE))
+        mark = min(size, len(buffer) + STALL_BYTES)
+        with trio.fail_after(STALL_S):
+            while len(buffer) < mark:
+                buffer += await muxed.read(min(size - len(buffer), PIECE))
     return bytes(buffer)
 
 
@@ -74,7 +83,19 @@ class Service:
     max_response: int  # bytes
     per_peer: int  # requests of one peer at once; more are reset
     total: int  # handlers at once; more wait their turn within the deadline
-    deadline: float  # seconds from the complete request to the last byte of the answer
+    deadline: float  # seconds from the complete request, or its turn, to the last byte of the answer
+    turns: Turns | None = None  # instead of `total`: who waits, how long, and what answers those who cannot
+
+
+class Turns(Protocol):
+    """Decides whose request is worked on next."""
+
+    @property
+    def busy(self) -> bytes:
+        """The answer to a request for which there is no time."""
+
+    def turn(self, peer: str) -> AbstractAsyncContextManager[bool]:
+        """Waits for the peer's turn; False where it does not come."""
 
 
 class Server:
@@ -84,7 +105,7 @@ class Server:
         self._service = service
         self._stats = stats
         self._active: Counter[str] = Counter()
-        self._turns = trio.CapacityLimiter(service.total)
+        self._limiter = trio.CapacityLimiter(service.total)
 
     async def handle(self, stream: Any) -> None:
         """Answer one stream. Never raises."""
@@ -111,18 +132,28 @@ class Server:
         try:
             with trio.fail_after(READ_REQUEST_S):
                 request = await read_frame(muxed, self._service.max_request)
-            with trio.fail_after(self._service.deadline):
-                async with self._turns:
-                    response = await self._run(peer, request)
-                    if response is None:
-                        return "request-handler"
-                    await write_frame(muxed, response)
+            if self._service.turns is None:
+                with trio.fail_after(self._service.deadline):
+                    async with self._limiter:
+                        return await self._respond(peer, request, muxed)
+            async with self._service.turns.turn(peer) as granted:
+                with trio.fail_after(self._service.deadline):
+                    if granted:
+                        return await self._respond(peer, request, muxed)
+                    await write_frame(muxed, self._service.turns.busy)
         except trio.TooSlowError:
             return "request-slow"
         except OversizeFrameError:
             return "request-oversize"
         except (MuxedStreamError, MuxedConnUnavailable):
             return "request-broken-off"
+        return None
+
+    async def _respond(self, peer: str, request: bytes, muxed: Any) -> str | None:
+        response = await self._run(peer, request)
+        if response is None:
+            return "request-handler"
+        await write_frame(muxed, response)
         return None
 
     async def _run(self, peer: str, request: bytes) -> bytes | None:

@@ -90,9 +90,30 @@ def blob_reply(data: bytes | None) -> bytes:
     return encode(BlobReply(data=data) if data is not None else BlobReply(error=Code.NOT_FOUND.value))
 
 
+def busy_reply() -> bytes:
+    """The frame that answers a blob request for which there is no time."""
+    return encode(BlobReply(error=Code.BUSY.value))
+
+
 def read_blob(frame: bytes) -> bytes:
-    """The blob in a reply; RemoteError(NOT_FOUND) where the peer has none. The caller checks the hash."""
+    """The blob in a reply; RemoteError(BUSY or NOT_FOUND) where there is none. The caller checks the hash."""
     reply = read(frame, BlobReply, MAX_BLOB_REPLY)
     if reply.data is None:
+        if reply.error == Code.BUSY:
+            raise RemoteError(Code.BUSY, "The peer has no time for this chunk.")
         raise RemoteError(Code.NOT_FOUND, "The peer does not hold this chunk.")
     return reply.data
+
+
+def bitmap(chunks: int, count: int) -> bytes:
+    """A set of chunks, given as the bits of an integer, as it is sent; `count`: how many chunks there are."""
+    return chunks.to_bytes(-(-count // 8), "little")
+
+
+def read_bitmap(data: bytes, count: int) -> int:
+    """The set of chunks in a bitmap. Raises RemoteError(SIZE_MISMATCH) where its length is not that of
+    `count` chunks, or it names chunks behind the last. [STR-4]"""
+    chunks = int.from_bytes(data, "little")
+    if len(data) != -(-count // 8) or chunks.bit_length() > count:
+        raise RemoteError(Code.SIZE_MISMATCH, f"A bitmap of {len(data)} bytes is none of {count} chunks.")
+    return chunks

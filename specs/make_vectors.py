@@ -27,6 +27,7 @@ import vectors_rollouts
 import vectors_runs
 import vectors_schema
 import vectors_states
+import vectors_swarm
 import vectors_tasks
 import vectors_verification
 from vectors_world import MANIFEST, RUN, SEEDS
@@ -38,7 +39,9 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "identities": ("Seeds, keys and peer ids: chapter 02.", vectors_encoding.identities),
     "signatures": ("Ed25519 as it is used here: chapter 02.", vectors_encoding.signatures),
     "envelopes": ("Envelopes with all intermediate values: chapter 02.", vectors_envelopes.envelopes),
-    "streams": ("Frames of the stream protocols: chapter 03.", vectors_runs.streams),
+    "streams": ("Frames of the stream protocols: chapter 03.", vectors_swarm.streams),
+    "bitmaps": ("Which chunks a have-bitmap names: chapter 03.", vectors_swarm.bitmaps),
+    "blobs": ("Streams of /nous/blob/1 for one chunk: chapter 03.", vectors_swarm.blobs),
     "shards": ("Which rollout topic a key belongs to: chapter 04.", vectors_runs.shards),
     "gossip": ("Verdicts on messages in their order: chapter 04.", vectors_gossip.gossip),
     "runs": ("Run manifests: chapter 05.", vectors_runs.runs),

@@ -37,6 +37,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "code?": CODE,
     },
     "streams": {"message": TEXT, "frame": HEX, "value?": VALUE, "code?": CODE},
+    "bitmaps": {"chunks": INT, "have": HEX, "held?": INTS, "code?": CODE},
+    "blobs": {"hash": HEX, "request": HEX, "reply": HEX, "data?": HEX, "code?": CODE},
     "shards": {"key": HEX, "shards": INT, "shard": INT},
     "gossip": {
         "known": OBJECTS,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import trio
 
-from nous_node.node.blobs import BlobIndex, fetch_files, verify_folder
+from nous_node.node.blobs import BlobIndex, verify_folder
 from nous_node.node.network_errors import NotConnectedError
-from nous_node.protocol.checkpoints import FileEntry, file_entry
+from nous_node.node.swarm import Swarm
+from nous_node.protocol.checkpoints import FULL, CheckpointManifest, FileEntry, file_entry
 from nous_node.protocol.encoding import read
 from nous_node.protocol.streams import MAX_REQUEST, BlobRequest, blob_reply
 
@@ -23,17 +24,25 @@ FILES = {
     "empty.txt": b"",
     "model.safetensors": random.Random(1).randbytes(9 * CHUNK + 100),
 }
+CHECKPOINT = b"c" * 32
 CHUNKS = 12
 """Of FILES: ten of the model, one each of two small files."""
 
 
 @dataclass
-class Swarm:
-    """Peers, each of which answers every request in its own way."""
+class Peer:
+    peer_id: str
+    address: str = "/ip4/127.0.0.1/tcp/1"
 
-    peers: dict[str, Callable[[bytes], bytes]]
+
+@dataclass
+class Peers:
+    """A network of peers, each of which answers every request for a chunk in its own way."""
+
+    answers: dict[str, Callable[[bytes], bytes]]
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)
+    """Refused since then."""
     in_flight: int = 0
     most_in_flight: int = 0
 
@@ -48,9 +57,12 @@ class Swarm:
         if peer in self.cut:
             raise NotConnectedError(peer)
         self.asked.append((peer, digest))
-        return self.peers[peer](digest)
+        return self.answers[peer](digest)
 
-    async def disconnect(self, peer: str) -> None:
+    def peers(self) -> list[Peer]:
+        return [Peer(name) for name in self.answers if name not in self.cut]
+
+    async def refuse(self, peer: str, fault: str) -> None:
         self.cut.append(peer)
 
     def count(self) -> Counter[str]:
@@ -90,12 +102,14 @@ class Bench:
         self.part = path / "here" / "checkpoint.part"
         self.index = BlobIndex(lambda file: None)
 
-    def swarm(self, **peers: Callable[[bytes], bytes]) -> Swarm:
-        return Swarm(peers or {"honest": honest(self.server)})
+        self.manifest = CheckpointManifest(1, FULL, self.files, {"w": bytes(32)}, bytes(32), bytes(32))
 
-    async def fetch(self, swarm: Swarm, seed: int = 0) -> int:
-        peers = [peer for peer in swarm.peers if peer not in swarm.cut]
-        return await fetch_files(swarm, peers, self.files, self.folder, self.index, random.Random(seed))
+    def peers(self, **answers: Callable[[bytes], bytes]) -> Peers:
+        return Peers(answers or {"honest": honest(self.server)})
+
+    async def fetch(self, peers: Peers, seed: int = 0) -> int:
+        swarm = Swarm(peers, bytes(32), self.index, entropy=random.Random(seed))
+        return await swarm.fetch(CHECKPOINT, self.manifest, self.files, self.folder)
 
     def assert_complete(self) -> None:
         verify_folder(self.folder, self.files)

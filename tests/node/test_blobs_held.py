@@ -97,7 +97,7 @@ def test_a_folder_that_is_dropped_is_forgotten_and_no_other(served: Served, tmp_
     (other / "a.json").write_bytes(b"[1]")
     served.index.add(other, [entry("a.json", b"[1]")])
     served.index.drop(served.bench.source)
-    assert [path for path, _, _ in served.index.places.values()] == [other / "a.json"]
+    assert list(served.index.places.values()) == [[(other / "a.json", 0, 3)]]
 
 
 def test_verifying_a_folder_names_what_is_wrong(bench: Bench) -> None:
@@ -131,6 +131,9 @@ class BadSector:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
+    def fileno(self) -> int:
+        return int(self._file.fileno())
+
     def seek(self, offset: int) -> None:
         self._file.seek(offset)
 
@@ -146,8 +149,8 @@ def bad_sector(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
     real = Path.open
 
     def spoil(bad: Path, at: int) -> None:
-        def opened(path: Path, mode: str = "r") -> Any:
-            file = real(path, mode)
+        def opened(path: Path, mode: str = "r", buffering: int = -1) -> Any:
+            file = real(path, mode, buffering)
             return BadSector(file, at) if path == bad and mode in {"rb", "r+b"} else file
 
         monkeypatch.setattr(Path, "open", opened)
@@ -160,10 +163,10 @@ async def test_a_part_that_cannot_be_read_in_one_place_is_fetched_there(
 ) -> None:
     shutil.copytree(bench.source, bench.part)
     bad_sector(bench.part / "model.safetensors", 2 * CHUNK)
-    swarm = bench.swarm()
-    await bench.fetch(swarm)
+    peers = bench.peers()
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.asked) == 1
+    assert len(peers.asked) == 1
 
 
 def test_a_folder_that_cannot_be_read_is_a_damaged_one(

@@ -19,6 +19,7 @@ from nous_node.node.joined import JoinedFolder
 from nous_node.node.network_stats import NetworkStats
 from nous_node.node.relay import _Relay
 from nous_node.node.runfolder import RunFolder
+from nous_node.node.upload_limit import UploadLimit
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest
 from nous_node.protocol.encoding import encode, read
 from nous_node.protocol.envelope import Kind, seal
@@ -48,6 +49,7 @@ Judge = Callable[[bytes, str], Verdict]
 
 class Peer:
     peer_id = "trainer"
+    address = ADDRESS
 
 
 class Net:
@@ -57,11 +59,12 @@ class Net:
         self.trainer = trainer
         self.stats = NetworkStats()
         self.addresses = [ADDRESS]
+        self.upload = UploadLimit(None)
         self.handlers: dict[str, Handler] = {}
         self.judges: dict[str, Judge] = {}
         self.inboxes: list[Any] = []
 
-    def serve(self, protocol: str, handler: Handler, *, max_request: int, max_response: int) -> None:
+    def serve(self, protocol: str, handler: Handler, **bounds: Any) -> None:
         self.handlers[protocol] = handler
 
     def subscribe(self, topic: str, judge: Judge, capacity: int) -> Any:
@@ -79,7 +82,7 @@ class Net:
         assert protocol == BLOB_PROTOCOL
         return await self.trainer.answer("relay", payload)
 
-    async def disconnect(self, peer: str) -> None:
+    async def refuse(self, peer: str, fault: str) -> None:
         raise AssertionError("the trainer is honest")
 
 

@@ -16,7 +16,7 @@ from nous_node.envs import sort_digits
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import Kind, unseal
-from nous_node.protocol.errors import RemoteError
+from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.gossip import (
     GossipView,
     Judgement,
@@ -128,6 +128,8 @@ MESSAGES: dict[str, tuple[type[Any], int]] = {
     "head-reply": (streams.HeadReply, streams.MAX_HEAD_REPLY),
     "blob-request": (streams.BlobRequest, streams.MAX_REQUEST),
     "blob-reply": (streams.BlobReply, streams.MAX_BLOB_REPLY),
+    "have-request": (streams.HaveRequest, streams.MAX_HAVE_REQUEST),
+    "have-reply": (streams.HaveReply, streams.MAX_HAVE_REPLY),
 }
 
 
@@ -138,6 +140,22 @@ def drive_stream(case: Case) -> None:
     struct, limit = MESSAGES[case["message"]]
     assert encode(read(data, struct, limit)) == data
     assert encode(untagged(case["value"])) == data
+
+
+def drive_bitmap(case: Case) -> None:
+    chunks = streams.read_bitmap(raw(case["have"]), case["chunks"])
+    assert [number for number in range(case["chunks"]) if chunks >> number & 1] == case["held"]
+    assert streams.bitmap(chunks, case["chunks"]).hex() == case["have"]
+
+
+def drive_blob(case: Case) -> None:
+    request, reply = raw(case["request"]), raw(case["reply"])
+    assert request[4:] == encode(streams.BlobRequest(raw(case["hash"])))
+    if int.from_bytes(reply[:4], "big") > streams.MAX_BLOB_REPLY:
+        raise RemoteError(Code.OVERSIZE, "nothing of it is read")
+    data = streams.read_blob(reply[4:])
+    checkpoints.check_chunk(data, raw(case["hash"]))
+    assert data == raw(case["data"])
 
 
 def drive_shard(case: Case) -> None:
@@ -314,6 +332,8 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "signatures": drive_signature,
     "envelopes": drive_envelope,
     "streams": drive_stream,
+    "bitmaps": drive_bitmap,
+    "blobs": drive_blob,
     "shards": drive_shard,
     "gossip": drive_gossip,
     "runs": drive_run,

@@ -14,13 +14,14 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nous_node.node import blobs
-from nous_node.node.blobs import PARALLEL, FetchError
+from nous_node.node.blobs import FetchError, Place
 from nous_node.node.home import DiskFullError, StorageError
 from nous_node.node.network_errors import NotConnectedError
+from nous_node.node.part_folder import PartFolder
+from nous_node.node.picker import FIRST_WINDOW
 from nous_node.protocol.streams import blob_reply
 
-from .swarm import CHUNK, CHUNKS, FILES, Bench, Swarm, babbler, empty_handed, entry, gone, honest, liar
+from .swarm import CHUNK, CHUNKS, FILES, Bench, Peers, babbler, empty_handed, entry, gone, honest, liar
 
 
 @pytest.fixture
@@ -45,40 +46,40 @@ def half(bench: Bench) -> Callable[[bytes], bytes]:
 
 
 async def test_folders_small_files_and_empty_ones_arrive_whole(bench: Bench) -> None:
-    swarm = bench.swarm()
-    fetched = await bench.fetch(swarm)
+    peers = bench.peers()
+    fetched = await bench.fetch(peers)
     bench.assert_complete()
     assert {one.path: (bench.folder / one.path).read_bytes() for one in bench.files} == FILES
     assert fetched == sum(map(len, FILES.values()))
-    assert len(swarm.asked) == len(set(swarm.asked)) == CHUNKS
+    assert len(peers.asked) == len(set(peers.asked)) == CHUNKS
 
 
 async def test_several_peers_share_the_work_and_few_chunks_are_asked_for_at_once(bench: Bench) -> None:
-    swarm = bench.swarm(**{f"peer {number}": honest(bench.server) for number in range(4)})
-    await bench.fetch(swarm)
+    peers = bench.peers(**{f"peer {number}": honest(bench.server) for number in range(4)})
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.count()) == 4
-    assert swarm.most_in_flight <= PARALLEL
+    assert len(peers.count()) == 4
+    assert peers.most_in_flight <= 4 * FIRST_WINDOW
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_peer_that_lies_is_cut_off_and_its_chunk_comes_from_another(bench: Bench, seed: int) -> None:
-    swarm = bench.swarm(liar=liar, honest=honest(bench.server))
-    await bench.fetch(swarm, seed)
+    peers = bench.peers(liar=liar, honest=honest(bench.server))
+    await bench.fetch(peers, seed)
     bench.assert_complete()
-    assert set(swarm.cut) <= {"liar"}
-    assert swarm.count()["liar"] <= PARALLEL  # what was in flight when it was found out
+    assert set(peers.cut) <= {"liar"}
+    assert peers.count()["liar"] <= FIRST_WINDOW  # what was in flight when it was found out
 
 
 @pytest.mark.parametrize("other", [empty_handed, babbler, gone])
 async def test_a_peer_that_has_nothing_is_kept_and_asked_last(
     bench: Bench, other: Callable[[bytes], bytes]
 ) -> None:
-    swarm = bench.swarm(other=other, honest=honest(bench.server))
-    await bench.fetch(swarm)
+    peers = bench.peers(other=other, honest=honest(bench.server))
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert swarm.cut == []
-    assert swarm.count()["other"] <= PARALLEL
+    assert peers.cut == []
+    assert peers.count()["other"] <= FIRST_WINDOW
 
 
 async def test_peers_that_hold_a_part_each_make_a_whole(bench: Bench) -> None:
@@ -87,14 +88,14 @@ async def test_peers_that_hold_a_part_each_make_a_whole(bench: Bench) -> None:
     def holds(share: list[bytes]) -> Callable[[bytes], bytes]:
         return lambda digest: blob_reply(bench.server.read(digest) if digest in share else None)
 
-    await bench.fetch(bench.swarm(even=holds(digests[::2]), odd=holds(digests[1::2])))
+    await bench.fetch(bench.peers(even=holds(digests[::2]), odd=holds(digests[1::2])))
     bench.assert_complete()
 
 
 @pytest.mark.parametrize("bad", [liar, empty_handed, babbler, gone])
 async def test_nothing_unverified_gets_a_final_name(bench: Bench, bad: Callable[[bytes], bytes]) -> None:
     with pytest.raises(FetchError, match="No connected peer delivers a chunk") as error:
-        await bench.fetch(bench.swarm(bad=bad))
+        await bench.fetch(bench.peers(bad=bad))
     assert "it is tried again" in str(error.value)
     assert not bench.folder.exists()
     assert not bench.index.places
@@ -102,17 +103,17 @@ async def test_nothing_unverified_gets_a_final_name(bench: Bench, bad: Callable[
 
 async def test_without_any_peer_that_is_said(bench: Bench) -> None:
     with pytest.raises(FetchError, match="no peer is connected"):
-        await bench.fetch(Swarm({}))
+        await bench.fetch(Peers({}))
 
 
 async def test_a_download_that_was_cut_off_goes_on_where_it_was(bench: Bench) -> None:
     with pytest.raises(FetchError):
-        await bench.fetch(bench.swarm(half=half(bench)))
+        await bench.fetch(bench.peers(half=half(bench)))
     assert not bench.folder.exists()
-    swarm = bench.swarm()
-    await bench.fetch(swarm)
+    peers = bench.peers()
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.asked) == CHUNKS - 6
+    assert len(peers.asked) == CHUNKS - 6
 
 
 async def test_a_part_that_was_damaged_meanwhile_is_fetched_again(bench: Bench) -> None:
@@ -121,15 +122,15 @@ async def test_a_part_that_was_damaged_meanwhile_is_fetched_again(bench: Bench) 
         file.seek(3 * CHUNK + 7)
         file.write(b"?")
     os.truncate(bench.part / "config.json", 1)
-    swarm = bench.swarm()
-    await bench.fetch(swarm)
+    peers = bench.peers()
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.asked) == 2
+    assert len(peers.asked) == 2
 
 
 async def test_a_part_that_is_complete_needs_nobody(bench: Bench) -> None:
     shutil.copytree(bench.source, bench.part)
-    assert await bench.fetch(Swarm({})) == 0
+    assert await bench.fetch(Peers({})) == 0
     bench.assert_complete()
 
 
@@ -138,10 +139,10 @@ async def test_a_chunk_that_is_held_already_is_copied(bench: Bench, tmp_path: Pa
     held.mkdir()
     (held / "older.safetensors").write_bytes(FILES["model.safetensors"][: 4 * CHUNK])
     bench.index.add(held, [entry("older.safetensors", FILES["model.safetensors"][: 4 * CHUNK])])
-    swarm = bench.swarm()
-    await bench.fetch(swarm)
+    peers = bench.peers()
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.asked) == CHUNKS - 4
+    assert len(peers.asked) == CHUNKS - 4
 
 
 async def test_a_chunk_that_is_held_and_damaged_is_fetched(bench: Bench, tmp_path: Path) -> None:
@@ -150,46 +151,46 @@ async def test_a_chunk_that_is_held_and_damaged_is_fetched(bench: Bench, tmp_pat
     (held / "older.safetensors").write_bytes(FILES["model.safetensors"][:CHUNK])
     bench.index.add(held, [entry("older.safetensors", FILES["model.safetensors"][:CHUNK])])
     (held / "older.safetensors").write_bytes(bytes(CHUNK))
-    swarm = bench.swarm()
-    await bench.fetch(swarm)
+    peers = bench.peers()
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.asked) == CHUNKS
+    assert len(peers.asked) == CHUNKS
 
 
 async def test_a_damaged_copy_under_the_final_name_is_replaced(bench: Bench) -> None:
     bench.folder.mkdir(parents=True)
     (bench.folder / "model.safetensors").write_bytes(b"damaged")
     (bench.folder / "leftover.txt").write_bytes(b"of the damaged copy")
-    await bench.fetch(bench.swarm())
+    await bench.fetch(bench.peers())
     bench.assert_complete()
 
 
 async def test_a_full_disk_is_told_and_the_part_is_kept(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, written = blobs._write, []
+    real, written = PartFolder._write, []
 
-    def filling(path: Path, offset: int, data: bytes) -> None:
+    def filling(part: PartFolder, place: Place, data: bytes) -> None:
         if len(written) >= 5:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        real(path, offset, data)
-        written.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device", str(place[0]))
+        real(part, place, data)
+        written.append(place)
 
     with monkeypatch.context() as patch:
-        patch.setattr(blobs, "_write", filling)
+        patch.setattr(PartFolder, "_write", filling)
         with pytest.raises(DiskFullError, match="Make room"):
-            await bench.fetch(bench.swarm())
+            await bench.fetch(bench.peers())
     assert not bench.folder.exists()
-    swarm = bench.swarm()
-    await bench.fetch(swarm)
+    peers = bench.peers()
+    await bench.fetch(peers)
     bench.assert_complete()
-    assert len(swarm.asked) == CHUNKS - len(written)
+    assert len(peers.asked) == CHUNKS - len(written)
 
 
 async def test_a_disk_that_cannot_be_written_is_told(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "here").write_text("a file where the folder should be")
     with pytest.raises(StorageError):
-        await bench.fetch(bench.swarm())
+        await bench.fetch(bench.peers())
 
 
 @given(sizes=st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=4), seed=st.integers(0, 99))
@@ -201,7 +202,7 @@ def test_any_sizes_arrive_as_they_were(
     bench = Bench(tmp_path_factory.mktemp("any"), files)
 
     async def fetched() -> None:
-        await bench.fetch(bench.swarm(liar=liar, honest=honest(bench.server)), seed)
+        await bench.fetch(bench.peers(liar=liar, honest=honest(bench.server)), seed)
 
     trio.run(fetched)
     bench.assert_complete()

@@ -1,0 +1,370 @@
+"""Which chunk is asked of which source next. A state machine: no clock and no I/O, times are arguments.
+
+Chunks are numbers; sets of them are the bits of an integer, so that a checkpoint of 30,000 chunks costs
+microseconds. Of what a source has the rarest chunk is taken, ties by lot, so that those who start together
+fetch different ones and then have something for each other. A complete source is spared what others who are
+still downloading have already: it is where everything comes from at first.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from .records import EXPECTED_RATE, Record, Records
+
+MAX_FLYING = 32 * 1024 * 1024
+"""Bytes asked for at once, over all sources: what a download may hold in memory."""
+
+MAX_WINDOW = 8
+"""Chunks asked of one source at once: as many as it serves to one peer."""
+
+FIRST_WINDOW = 2
+"""The same before its rate is known."""
+
+WINDOW_SECONDS = 1.0
+"""Of a source's rate that are asked for at once: well above a round trip."""
+
+MIN_DEADLINE_S = 10.0
+MAX_DEADLINE_S = 60.0
+DEADLINE_FACTOR = 4.0
+"""A chunk may take this many times what the source's rate makes of all that is asked of it, and
+MIN_DEADLINE_S more; MAX_DEADLINE_S at most."""
+
+SLOW = 1 / 8
+"""Of the median rate: a source below it is asked only for what no other has."""
+
+SPARED_SECONDS = 2.0
+"""A complete source is spared while those who still download can deliver what they have in this time."""
+
+BUSY_SECONDS = 0.5
+"""For which a source is left alone that says it is busy; twice as long each time, 8 times at most."""
+
+MAX_COPIES = 2
+"""Sources asked for the same chunk at the end."""
+
+MAX_FAILURES = 3
+"""One after the other, after which a source is not asked again in this download."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to make."""
+
+    source: str
+    chunk: int
+    deadline: float
+    """Seconds."""
+
+
+@dataclass(slots=True)
+class _Source:
+    record: Record
+    claims: int = 0
+    """Chunks that it says it has, and has not failed to deliver."""
+    failed: int = 0
+    """Chunks that it did not deliver."""
+    whole: bool = False
+    """It has all that this download was for."""
+    assumed: bool = False
+    """It has said nothing: it is taken to have everything."""
+    doubtful: bool = False
+    """Its last answer was that it has not got what it was assumed to have."""
+    failures: int = 0
+    """One after the other, in this download."""
+    busy: int = 0
+    busy_until: float = 0.0
+    asked: dict[int, float] = field(default_factory=dict)
+    """Chunks in flight: when they were asked for."""
+    flying: int = 0
+    """Bytes in flight."""
+
+    def wait(self, size: float) -> float:
+        """Seconds in which `size` more bytes are to be expected. Those that say nothing of what they have
+        count alike: small downloads are to be spread over all peers."""
+        rate = EXPECTED_RATE if self.assumed else self.record.rate or EXPECTED_RATE
+        return (self.flying + size) / rate
+
+
+class Picker:
+    """One download. `sizes`: bytes of each chunk that is missing."""
+
+    def __init__(self, sizes: Mapping[int, int], records: Records, entropy: random.Random) -> None:
+        self.missing = mask(sizes)
+        self._all = self.missing
+        self._free = self.missing
+        """Those of them that nobody is asked for."""
+        self._sizes, self._records, self._entropy = sizes, records, entropy
+        self._levels = [self.missing]
+        """By the number of sources that are no whole ones and have them: chunks."""
+        self._sources: dict[str, _Source] = {}
+        self._given_up: set[str] = set()
+        self._flying = 0
+        self._typical = sum(sizes.values()) / max(1, len(sizes))
+
+    # What is known of sources
+
+    def offer(self, name: str, claims: int, now: float, *, assumed: bool = False) -> None:
+        """A source has these chunks; with `assumed` nobody has said so."""
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source(self._records.of(name, now))
+        source.assumed = assumed
+        whole = claims & self._all == self._all
+        self._claim(source, claims & self._all & ~source.failed, whole)
+
+    def leave(self, name: str) -> None:
+        """A source is gone; what was asked of it is asked of others."""
+        source = self._sources.get(name)
+        if source is None:
+            return
+        for chunk in list(source.asked):
+            self._land(source, chunk)
+        self._claim(source, 0, False)
+        del self._sources[name]
+
+    def sources(self) -> list[str]:
+        return list(self._sources)
+
+    def given_up(self, name: str) -> bool:
+        """Whether a source has failed too often in this download."""
+        return name in self._given_up
+
+    def _claim(self, source: _Source, claims: int, whole: bool) -> None:
+        before, after = 0 if source.whole else source.claims, 0 if whole else claims
+        self._count(after & ~before, 1)
+        self._count(before & ~after, -1)
+        source.claims, source.whole = claims, whole
+
+    def _count(self, chunks: int, step: int) -> None:
+        """Moves chunks to the next level of rarity, or back."""
+        if not chunks:
+            return
+        order = range(len(self._levels) - 1, -1, -1) if step > 0 else range(1, len(self._levels))
+        for level in order:
+            moved = self._levels[level] & chunks
+            if not moved:
+                continue
+            self._levels[level] ^= moved
+            if level + step == len(self._levels):
+                self._levels.append(0)
+            self._levels[level + step] |= moved
+
+    # What became of requests
+
+    def arrived(self, name: str, chunk: int, now: float) -> list[str]:
+        """A chunk came and is what it should be; the others who were asked for it."""
+        source = self._sources.get(name)
+        if source is not None and chunk in source.asked:
+            self._land(source, chunk)
+            source.record.delivered(self._sizes[chunk], now, idle=not source.asked)
+            source.failures = source.busy = 0
+            source.doubtful = False
+        others = [other for other, known in self._sources.items() if chunk in known.asked]
+        bit = 1 << chunk
+        self.missing &= ~bit
+        self._free &= ~bit
+        for level, chunks in enumerate(self._levels):
+            self._levels[level] = chunks & ~bit
+        return others
+
+    def called_off(self, name: str, chunk: int) -> None:
+        """A request that is not needed any more has ended."""
+        if name in self._sources:
+            self._land(self._sources[name], chunk)
+
+    def busy(self, name: str, chunk: int, now: float) -> None:
+        """The source has too much to do."""
+        source = self._sources.get(name)
+        if source is None:
+            return
+        self._land(source, chunk)
+        source.busy_until = now + BUSY_SECONDS * 2 ** min(source.busy, 3)
+        source.busy += 1
+
+    def lacks(self, name: str, chunk: int, now: float) -> None:
+        """The source does not hold the chunk: a failure where it said that it does."""
+        source = self._sources.get(name)
+        if source is None:
+            return
+        if not source.assumed:
+            self.failed(name, chunk, now)
+            return
+        source.doubtful = True
+        self._disclaim(source, chunk)
+
+    def failed(self, name: str, chunk: int, now: float) -> None:
+        """The source did not deliver: it is asked for this chunk no more, for others after a pause where
+        others have them."""
+        source = self._sources.get(name)
+        if source is None:
+            return
+        self._disclaim(source, chunk)
+        source.failures += 1
+        source.record.failed(now)
+        if source.failures >= MAX_FAILURES:
+            self._given_up.add(name)
+            source.failed = self._all
+            self._claim(source, 0, source.whole)
+
+    def _disclaim(self, source: _Source, chunk: int) -> None:
+        self._land(source, chunk)
+        source.failed |= 1 << chunk
+        self._claim(source, source.claims & ~(1 << chunk), source.whole)
+
+    def _land(self, source: _Source, chunk: int) -> None:
+        if source.asked.pop(chunk, None) is None:
+            return
+        size = self._sizes[chunk]
+        source.flying -= size
+        self._flying -= size
+        if not any(chunk in other.asked for other in self._sources.values()):
+            self._free |= self.missing & (1 << chunk)
+
+    # What to do next
+
+    def next(self, now: float) -> Ask | None:
+        """The next request, which is then under way; None where there is nothing to ask for now."""
+        if not self.missing:
+            return None
+        good = self._good(now)
+        reliable = 0
+        for name in good:
+            reliable |= self._sources[name].claims
+        spared = self._spared(good)
+        for name, source in self._by_load(now):
+            if name in good:
+                chunks = source.claims & (~spared if source.whole else -1)
+            else:
+                chunks = source.claims & ~reliable
+            chunk = self._rarest(chunks & self._free)
+            if chunk is not None and self._fits(chunk):
+                return self._ask(name, source, chunk, now)
+        claimed = 0
+        for source in self._sources.values():
+            claimed |= source.claims
+        return None if self._free & claimed else self._again(now, good)
+
+    def stuck(self, now: float) -> bool:
+        """Whether nothing is under way and no time will help: only other sources, or new claims, will."""
+        return self._flying == 0 and not any(
+            source.busy_until > now and source.claims & self.missing for source in self._sources.values()
+        )
+
+    def _slow(self) -> set[str]:
+        rates = {name: one.record.rate for name, one in self._sources.items() if one.record.rate}
+        if len(rates) < 2:
+            return set()
+        least = SLOW * median(rates.values())
+        return {name for name, rate in rates.items() if rate < least}
+
+    def _good(self, now: float) -> set[str]:
+        """Sources that may be relied on."""
+        slow = self._slow()
+        return {
+            name
+            for name, one in self._sources.items()
+            if name not in slow
+            and not one.doubtful
+            and one.record.until <= now
+            and one.busy_until <= now
+            and one.claims
+        }
+
+    def _spared(self, good: set[str]) -> int:
+        """What complete sources are not asked for: those who still download have it and are fast enough."""
+        partial = [self._sources[name] for name in good if not self._sources[name].whole]
+        chunks = 0
+        for source in partial:
+            chunks |= source.claims & self._free
+        rate = sum(source.record.rate or EXPECTED_RATE for source in partial)
+        return chunks if chunks.bit_count() * self._typical <= SPARED_SECONDS * rate else 0
+
+    def _by_load(self, now: float) -> Iterator[tuple[str, _Source]]:
+        """Sources that may be asked for one more, those first that will have it soonest."""
+        able = [
+            (source.wait(self._typical), self._entropy.random(), name, source)
+            for name, source in self._sources.items()
+            if source.claims and source.busy_until <= now and len(source.asked) < self._window(source)
+        ]
+        for _, _, name, source in sorted(able, key=lambda one: one[:2]):
+            yield name, source
+
+    def _window(self, source: _Source) -> int:
+        rate = source.record.rate
+        if not rate:
+            return FIRST_WINDOW
+        return max(1, min(MAX_WINDOW, -int(-rate * WINDOW_SECONDS // max(1.0, self._typical))))
+
+    def _rarest(self, chunks: int) -> int | None:
+        if not chunks:
+            return None
+        for level in self._levels:
+            if level & chunks:
+                return self._draw(level & chunks)
+        return None
+
+    def _draw(self, chunks: int) -> int:
+        """One of them, by lot: the next behind a place that is drawn."""
+        start = self._entropy.randrange(chunks.bit_length())
+        rest = chunks >> start << start or chunks
+        return (rest & -rest).bit_length() - 1
+
+    def _fits(self, chunk: int) -> bool:
+        return self._flying == 0 or self._flying + self._sizes[chunk] <= MAX_FLYING
+
+    def _ask(self, name: str, source: _Source, chunk: int, now: float) -> Ask:
+        size = self._sizes[chunk]
+        expected = source.wait(size) if source.record.rate else MAX_DEADLINE_S
+        deadline = min(MAX_DEADLINE_S, MIN_DEADLINE_S + DEADLINE_FACTOR * expected)
+        if not source.asked:
+            source.record.begins(now)
+        source.asked[chunk] = now
+        source.flying += size
+        self._flying += size
+        self._free &= ~(1 << chunk)
+        return Ask(name, chunk, deadline)
+
+    # The end
+
+    def _again(self, now: float, good: set[str]) -> Ask | None:
+        """Everything is asked for: what will come last is asked of another source, too, where that is to have
+        it in half the time."""
+        best: tuple[float, str, _Source, int] | None = None
+        for chunk, (copies, left) in self._outstanding(now).items():
+            if copies >= MAX_COPIES or not self._fits(chunk):
+                continue
+            for name, source in self._by_load(now):
+                bit = 1 << chunk
+                if name not in good or chunk in source.asked or not source.claims & bit:
+                    continue
+                gain = left - 2 * source.wait(self._sizes[chunk])
+                if gain > 0 and (best is None or gain > best[0]):
+                    best = gain, name, source, chunk
+                break
+        return None if best is None else self._ask(best[1], best[2], best[3], now)
+
+    def _outstanding(self, now: float) -> dict[int, tuple[int, float]]:
+        """Of each chunk in flight: how many are asked for it, and in how many seconds the first of them is to
+        be expected; one that is overdue is to take as long again."""
+        found: dict[int, tuple[int, float]] = {}
+        for source in self._sources.values():
+            for chunk, since in source.asked.items():
+                waited = now - since
+                expected = source.wait(0)
+                left = expected - waited if waited < expected else waited
+                copies, least = found.get(chunk, (0, left))
+                found[chunk] = copies + 1, min(least, left)
+        return found
+
+
+def mask(chunks: Mapping[int, int]) -> int:
+    """The set of some chunks. Built as bytes: bit by bit it would take the square of their number."""
+    if not chunks:
+        return 0
+    bits = bytearray(max(chunks) // 8 + 1)
+    for chunk in chunks:
+        bits[chunk // 8] |= 1 << chunk % 8
+    return int.from_bytes(bits, "little")

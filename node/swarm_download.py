@@ -1,0 +1,301 @@
+"""One download from the swarm: chunks from whoever has them, until all are here.
+
+    have-bitmaps -> picker -> requests to sources -> verified, written -> the folder gets its name
+
+A source that fails is asked less, one that lies is cut off; the download ends only where nobody is left who
+has what is missing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import trio
+
+from nous_node.protocol.errors import Code, NousError, RemoteError
+
+from .blobs import FetchError
+from .home import StorageError
+from .http_source import peer_url
+from .network_errors import RequestTimeoutError, UnsupportedProtocolError
+from .part_folder import PartFolder
+from .picker import Ask, Picker
+from .records import Records
+from .shares import Share
+from .sources import PeerSource, Requester, Source
+
+SMALL = 1 << 20
+"""Bytes: where less is missing nobody is asked what it has, since that would take longer than the chunks."""
+
+TICK_S = 0.25
+"""Between looks at who is connected, and at least between what one peer is told of our chunks."""
+
+STARVED_S = 10.0
+"""Without a chunk or news, after which those who still download are not waited for any more."""
+
+GIVEN_UP_S = 60.0
+"""The same where sources only say that they are busy."""
+
+
+class Peer(Protocol):
+    """A connected peer."""
+
+    @property
+    def peer_id(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+
+class SwarmNetwork(Requester, Protocol):
+    """The part of the network that a swarm needs."""
+
+    def peers(self) -> Sequence[Peer]: ...
+
+    async def refuse(self, peer: str, fault: str) -> None: ...
+
+
+BAD_CHUNK = "bad-chunk"
+
+
+def first_of(group: BaseExceptionGroup[NousError]) -> NousError:
+    """One of the errors of tasks that ran side by side."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, NousError)
+    return error
+
+
+class Download:
+    """Brings the missing chunks of some entries of one checkpoint into a folder."""
+
+    def __init__(
+        self,
+        network: SwarmNetwork,
+        share: Share,
+        part: PartFolder,
+        records: Records,
+        entropy: random.Random,
+        *,
+        exchange: Callable[[Share, str], Awaitable[None]],
+        delivered: Callable[[str, int], None],
+        http: Callable[[str], Source],
+        mirrors: Sequence[str],
+    ) -> None:
+        """`exchange` asks a peer what it has of the share, `delivered` is told of each chunk; `http` makes a
+        source of a base URL."""
+        self._network, self._share, self._part = network, share, part
+        self._records, self._entropy = records, entropy
+        self._exchange, self._delivered, self._http, self._mirrors = exchange, delivered, http, mirrors
+        self._fetched = 0
+        self._picker = Picker({}, records, entropy)
+        self._sizes: Mapping[int, int] = {}
+        self._small = True
+        self._sources: dict[str, Source] = {}
+        self._owners: dict[str, str] = {}
+        """Peers by the names of their sources."""
+        self._under_way: dict[tuple[str, int], trio.CancelScope] = {}
+        self._exchanges = 0
+        self._progress = 0.0
+        self._reasons: list[str] = []
+        self._failure: StorageError | None = None
+        self._news = trio.Event()
+
+    def note_news(self) -> None:
+        """What is known of others has changed."""
+        self._news.set()
+
+    async def run(self) -> int:
+        """Bytes fetched. Raises FetchError, or StorageError."""
+        missing = await trio.to_thread.run_sync(self._part.prepare)
+        self._sizes = {self._share.positions[digest]: size for digest, size in missing.items()}
+        if self._sizes:
+            await self._fetch()
+        await trio.to_thread.run_sync(self._part.complete)
+        return self._fetched
+
+    async def _fetch(self) -> None:
+        self._picker = Picker(self._sizes, self._records, self._entropy)
+        self._small = sum(self._sizes.values()) <= SMALL
+        self._progress = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                if not self._small:
+                    self._exchanges = 1
+                    nursery.start_soon(self._exchange_loop, nursery)
+                self._look_around()
+                await self._ask_loop(nursery)
+                nursery.cancel_scope.cancel()
+        except* NousError as group:
+            raise first_of(group) from None
+        finally:
+            for source in self._sources.values():
+                source.close()
+
+    async def _ask_loop(self, nursery: trio.Nursery) -> None:
+        """Until every chunk is here."""
+        looked = trio.current_time()
+        while self._picker.missing:
+            now = trio.current_time()
+            if self._failure is not None:
+                raise self._failure
+            if self._news.is_set() or now - looked >= TICK_S:
+                self._news = trio.Event()
+                self._look_around()
+                looked = now
+            ask = self._picker.next(now)
+            if ask is not None:
+                scope = self._under_way[ask.source, ask.chunk] = trio.CancelScope()
+                nursery.start_soon(self._request, ask, scope)
+                continue
+            if self._is_hopeless(now):
+                raise FetchError(self._sentence())
+            with trio.move_on_after(TICK_S):
+                await self._news.wait()
+
+    # Who there is
+
+    def _look_around(self) -> None:
+        """Tells the picker who is connected, and what they have."""
+        now = trio.current_time()
+        offered: set[str] = set()
+        for url in self._mirrors:
+            self._offer(offered, url, self._share.whole, now, assumed=True)
+        for peer in self._network.peers():
+            self._owners[peer.peer_id] = peer.peer_id
+            member = self._share.members.get(peer.peer_id)
+            if member is None:
+                if self._small:
+                    self._offer(offered, peer.peer_id, self._share.whole, now, assumed=True)
+                continue
+            served = None if member.http is None else peer_url(peer.address, member.http)
+            if served is None or served in self._share.liars or self._picker.given_up(served):
+                self._offer(offered, peer.peer_id, member.have, now, assumed=member.assumed)
+            else:
+                self._offer(offered, served, member.have, now)
+                self._owners[served] = peer.peer_id
+        for name in self._picker.sources():
+            if name not in offered:
+                self._drop(name)
+
+    def _offer(self, offered: set[str], name: str, claims: int, now: float, *, assumed: bool = False) -> None:
+        if name in self._share.liars:
+            return
+        if name not in self._sources:
+            by_http = name.startswith(("http://", "https://"))
+            self._sources[name] = self._http(name) if by_http else PeerSource(self._network, name)
+        offered.add(name)
+        self._picker.offer(name, claims, now, assumed=assumed)
+
+    def _drop(self, name: str) -> None:
+        self._picker.leave(name)
+        for (source, _), scope in self._under_way.items():
+            if source == name:
+                scope.cancel()
+
+    async def _exchange_loop(self, nursery: trio.Nursery) -> None:
+        """Learns what others have, and tells them what is new here. [STR-4]"""
+        first = True
+        while True:
+            connected = [peer.peer_id for peer in self._network.peers()]
+            self._entropy.shuffle(connected)
+            for peer in self._share.due(connected, trio.current_time(), curious=True):
+                self._exchanges += 1
+                nursery.start_soon(self._exchange_with, peer)
+            if first:
+                first = False
+                self._exchanged()
+            await trio.sleep(TICK_S)
+
+    async def _exchange_with(self, peer: str) -> None:
+        try:
+            await self._exchange(self._share, peer)
+        finally:
+            self._exchanged()
+
+    def _exchanged(self) -> None:
+        self._exchanges -= 1
+        self._news.set()
+
+    # One chunk
+
+    async def _request(self, ask: Ask, scope: trio.CancelScope) -> None:
+        failure = await self._bring(ask, scope)
+        del self._under_way[ask.source, ask.chunk]
+        if failure is not None:
+            await self._note_failure(ask, failure)
+        elif scope.cancelled_caught:
+            self._picker.called_off(ask.source, ask.chunk)
+        self._news.set()
+
+    async def _bring(self, ask: Ask, scope: trio.CancelScope) -> NousError | None:
+        """Fetches, verifies and writes a chunk, unless that is called off; what went wrong."""
+        digest = self._share.digests[ask.chunk]
+        with scope:
+            try:
+                with trio.fail_after(ask.deadline):
+                    data = await self._sources[ask.source].fetch(digest, self._sizes[ask.chunk])
+                await trio.to_thread.run_sync(self._part.put, digest, data)
+            except trio.TooSlowError:
+                return RequestTimeoutError(ask.source, round(ask.deadline))
+            except NousError as error:
+                return error
+            self._arrived(ask, digest)
+        return None
+
+    def _arrived(self, ask: Ask, digest: bytes) -> None:
+        now = trio.current_time()
+        self._fetched += self._sizes[ask.chunk]
+        if (peer := self._owners.get(ask.source)) is not None:
+            self._delivered(peer, self._sizes[ask.chunk])
+        self._share.add(digest)
+        self._progress = now
+        for other in self._picker.arrived(ask.source, ask.chunk, now):
+            if (scope := self._under_way.get((other, ask.chunk))) is not None:
+                scope.cancel()
+
+    async def _note_failure(self, ask: Ask, error: NousError) -> None:
+        now = trio.current_time()
+        match error:
+            case RemoteError(code=Code.HASH_MISMATCH):
+                await self._punish(ask.source)
+            case RequestTimeoutError() | UnsupportedProtocolError():
+                self._picker.failed(ask.source, ask.chunk, now)
+            case RemoteError(code=Code.NOT_FOUND):
+                self._picker.lacks(ask.source, ask.chunk, now)
+            case RemoteError(code=Code.BUSY):
+                self._picker.busy(ask.source, ask.chunk, now)
+            case StorageError():
+                self._failure = error
+            case _:
+                self._picker.failed(ask.source, ask.chunk, now)
+        self._reasons.append(f"{ask.source[-8:]}: {error}")
+
+    async def _punish(self, name: str) -> None:
+        """A source that delivered something else is not asked again, and as a peer not spoken to. [STR-3]"""
+        self._share.liars.add(name)
+        self._share.members.pop(name, None)
+        by_peer = isinstance(self._sources[name], PeerSource)
+        self._drop(name)
+        if by_peer:
+            await self._network.refuse(name, BAD_CHUNK)
+
+    # The end
+
+    def _is_hopeless(self, now: float) -> bool:
+        waited = now - self._progress
+        if not self._picker.stuck(now):
+            return waited > GIVEN_UP_S
+        if self._exchanges:
+            return False
+        connected = [peer.peer_id for peer in self._network.peers()]
+        return waited > STARVED_S or not any(self._share.takers(connected))
+
+    def _sentence(self) -> str:
+        why = "; ".join(list(dict.fromkeys(self._reasons))[-3:])
+        if not why:
+            why = "none has it" if self._network.peers() else "no peer is connected"
+        return f"No connected peer delivers a chunk of the checkpoint ({why}); it is tried again."
