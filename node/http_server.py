@@ -37,13 +37,13 @@ MAX_HEAD = 8_192
 """Bytes of a request line with its headers; ours have 200."""
 MAX_CONNECTIONS = 256
 """Of all clients; each costs a task and a few KB."""
-MAX_CLIENT_CONNECTIONS = 16
+MAX_CLIENT_CONNECTIONS = 64
 """Of one IPv4 address or IPv6 /64: some volunteers behind one router."""
 MAX_UPLOADS = 32
 """Bodies under way at once, as many as streams of libp2p; beyond that 503."""
-MAX_CLIENT_UPLOADS = 8
+MAX_CLIENT_UPLOADS = 16
 """Of one address."""
-UPLOAD_RATE = 65_536.0
+UPLOAD_RATE = 100_000.0
 """Bytes a second that each body should have of a limited uplink: with more at once all of them would be too
 slow to be waited for."""
 RETRY_S = 1
