@@ -74,6 +74,7 @@ SOFT: Final = frozenset(
         Code.KEY_TOO_NEW,
         Code.WITHHELD,
         Code.REPETITION,
+        Code.UNAVAILABLE,
         Code.NOT_FOUND,
     }
 )

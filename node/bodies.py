@@ -1,0 +1,334 @@
+"""Groups by reference at a trainer: their content is fetched, checked, and handed on as any group. [ROL-17]
+
+    reference -> examined -> waits for its turn -> chunks -> unpacked -> handed on
+                   \\-> refused                        \\-> absent: `unavailable`, or what is wrong with it
+
+A fetch is one task, so that a slow sender holds up nobody else. How many there are and how much they may hold
+is bounded, for all and for each key; keys have their turns one after the other. What is on its way when the
+trainer stops is nowhere: its sender has no receipt and sends it again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+import trio
+
+from nous_node.protocol.checkpoints import check_chunk
+from nous_node.protocol.encoding import encode
+from nous_node.protocol.errors import Code, NousError, RemoteError
+from nous_node.protocol.identity import peer_id
+from nous_node.protocol.references import chunks, open_group, unpack
+from nous_node.protocol.rollouts import Reference
+from nous_node.protocol.streams import BLOB_PROTOCOL, BlobRequest, read_blob
+
+from .store import Journal, StoredGroup
+from .stored_groups import enclosed
+from .swarm_download import BAD_CHUNK
+
+BODIES: Final = 16
+"""Fetched at once. Each is a task that mostly waits."""
+
+BODY_BYTES: Final = 256 << 20
+"""Of their frames, as announced: what they hold in memory when all are complete."""
+
+STRANGERS: Final = 2
+"""Keys that are not active have one part in so many of both: keys cost nothing."""
+
+OWN_BODIES: Final = 2
+OWN_BYTES: Final = 64 << 20
+"""Of one key, at once: one body of the largest size, or one that arrives while the next one is asked for."""
+
+QUEUED: Final = 16
+"""Of one key, beside those that are fetched. A sender that has more is told nothing, and sends them again."""
+
+ALL_QUEUED: Final = 1_024
+QUEUED_BYTES: Final = 32 << 20
+"""Of all keys, and what their envelopes may have together."""
+
+REPEATS: Final = 16
+"""Envelopes of one group that each get a receipt."""
+
+PATIENCE_SECONDS: Final = 20.0
+"""Without a source that has the next chunk: time for a volunteer to come back after a broken line."""
+
+RETRY_SECONDS: Final = 1.0
+"""Between two rounds over all sources."""
+
+BODY_SECONDS: Final = 120.0
+BODY_RATE: Final = 512 << 10
+"""A body has to be here within so many seconds, and one more for so many bytes."""
+
+CHUNK_SECONDS: Final = 10.0
+CHUNK_RATE: Final = 32 << 10
+"""The same of one chunk from one source: a byte a second is no source."""
+
+FURTHER: Final = 4
+"""Peers asked beside the forwarder and the sender: they may have forwarded it, too."""
+
+AT_ONCE_BYTES: Final = 1 << 20
+"""Unpacked without a thread: it takes some milliseconds."""
+
+REPLY_BYTES: Final = 1_024
+"""Of a reply beside its chunk."""
+
+Place = tuple[bytes, bytes, int]
+"""Key, checkpoint and counter."""
+
+
+class Peer(Protocol):
+    """A connected peer."""
+
+    @property
+    def peer_id(self) -> str: ...
+
+
+class BodyNetwork(Protocol):
+    """The part of the network that is needed here."""
+
+    def peers(self) -> Sequence[Peer]: ...
+
+    async def request(
+        self, peer: str, protocol: str, payload: bytes, *, max_response: int, deadline: float
+    ) -> bytes: ...
+
+    async def refuse(self, peer: str, fault: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Body:
+    """A group whose content is to come."""
+
+    group: StoredGroup
+    reference: Reference
+    sources: list[str]
+    """Peers that should have it: the last forwarder first, at the end who failed last."""
+    repeats: list[StoredGroup] = field(default_factory=list)
+    """The same group in other envelopes."""
+    fetching: bool = False
+
+
+class Bodies:
+    """What one trainer fetches. `arrived` is given groups that are complete, as they are to be journalled;
+    `failed` hears why one was refused, which the
+    journal knows, and its repeats, which nothing knows. `room` is awaited before a group is handed on."""
+
+    def __init__(
+        self,
+        network: BodyNetwork,
+        journal: Journal,
+        arrived: Callable[[list[StoredGroup]], None],
+        failed: Callable[[list[StoredGroup], RemoteError], None],
+        room: Callable[[], Awaitable[None]],
+        now: Callable[[], int],
+        entropy: random.Random | None = None,
+    ) -> None:
+        self._network, self._journal, self._now = network, journal, now
+        self._arrived, self._failed, self._room = arrived, failed, room
+        self._entropy = entropy or random.Random()
+        self._bodies: dict[Place, _Body] = {}
+        """All that are awaited."""
+        self._queues: OrderedDict[bytes, deque[_Body]] = OrderedDict()
+        """By key, those that wait for their turn; the key whose turn is next first."""
+        self._awaited: Counter[tuple[bytes, bytes]] = Counter()
+        self._work = trio.Event()
+        self._unpacking = trio.CapacityLimiter(1)  # one after the other: each holds its group twice
+        journal.awaited = self.awaited
+
+    def awaited(self, key: bytes, checkpoint: bytes) -> int:
+        """Groups of a key and checkpoint whose content is on its way: no holes. [TSK-7]"""
+        return self._awaited[key, checkpoint]
+
+    def offer(self, group: StoredGroup, reference: Reference, forwarder: str) -> RemoteError | None:
+        """Takes a reference that gossip has accepted. None where its content is awaited from now on, else why
+        not: BUSY, which is not answered, or what the journal has answered."""
+        if self.repeated(group, forwarder):
+            return None
+        body = self._bodies.get(_place(group))
+        error = self._journal.examine(group)
+        if error is not None:
+            return error
+        if body is not None:
+            error = RemoteError(Code.COUNTER_REUSED, "Another group with this counter is being fetched.")
+            self._journal.absent(group, error, self._now())
+            return error
+        error = self._check_room(group)
+        if error is None:
+            self._enqueue(_Body(group, reference, list(dict.fromkeys((forwarder, peer_id(group.key))))))
+        return error
+
+    def repeated(self, group: StoredGroup, forwarder: str) -> bool:
+        """Whether the content of this very group is awaited already. Its sender has no receipt yet, and there
+        may be another way to it by now."""
+        body = self._bodies.get(_place(group))
+        if body is None or body.group.digest != group.digest:
+            return False
+        if forwarder in body.sources:
+            body.sources.remove(forwarder)
+        body.sources.insert(0, forwarder)
+        del body.sources[FURTHER:]
+        if len(body.repeats) < REPEATS:
+            body.repeats.append(group)
+        return True
+
+    def _check_room(self, group: StoredGroup) -> RemoteError | None:
+        own = len(self._queues.get(group.key, ()))
+        waiting = [body for queue in self._queues.values() for body in queue]
+        size = sum(len(body.group.envelope) for body in waiting) + len(group.envelope)
+        if own >= QUEUED or len(waiting) >= ALL_QUEUED or size > QUEUED_BYTES:
+            return RemoteError(Code.BUSY, "As many groups by reference wait as may.")
+        return None
+
+    def _enqueue(self, body: _Body) -> None:
+        self._bodies[_place(body.group)] = body
+        self._queues.setdefault(body.group.key, deque()).append(body)
+        self._awaited[body.group.key, body.group.checkpoint] += 1
+        self._work.set()
+
+    # --- turns -----------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Forever."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                while (body := self._next()) is not None:
+                    body.fetching = True
+                    nursery.start_soon(self._fetch, body)
+                self._work = trio.Event()
+                await self._work.wait()
+
+    def _next(self) -> _Body | None:
+        """Whose turn it is, of those for which there is room; it waits no more."""
+        for key, queue in self._queues.items():
+            if self._fits(queue[0]):
+                body = queue.popleft()
+                self._queues.move_to_end(key)
+                if not queue:
+                    del self._queues[key]
+                return body
+        return None
+
+    def _fits(self, body: _Body) -> bool:
+        fetched = [one for one in self._bodies.values() if one.fetching]
+        own = [one for one in fetched if one.group.key == body.group.key]
+        if not _room(own, body, OWN_BODIES, OWN_BYTES) or not _room(fetched, body, BODIES, BODY_BYTES):
+            return False
+        if self._active(body):
+            return True
+        strangers = [one for one in fetched if not self._active(one)]
+        return _room(strangers, body, BODIES // STRANGERS, BODY_BYTES // STRANGERS)
+
+    def _active(self, body: _Body) -> bool:
+        record = self._journal.key(body.group.key)
+        return record is not None and record.reputation.state == "active"
+
+    # --- one body --------------------------------------------------------------------------------
+
+    async def _fetch(self, body: _Body) -> None:
+        try:
+            frame = await self._frame(body)
+            if max(body.reference.size, len(frame)) > AT_ONCE_BYTES:
+                await trio.to_thread.run_sync(_check, body.reference, frame, limiter=self._unpacking)
+            else:
+                _check(body.reference, frame)
+            self._check_standing(body)
+        except RemoteError as error:
+            self._done(body)
+            self._journal.absent(body.group, error, self._now())
+            self._failed([body.group, *body.repeats], error)
+            return
+        stored = enclosed(body.group.envelope, frame)
+        del frame
+        await self._room()
+        self._done(body)
+        self._arrived([msgspec.structs.replace(body.group, envelope=stored), *body.repeats])
+
+    def _check_standing(self, body: _Body) -> None:
+        """What waited of a key that lost its standing was refused when it did. [REP-2]"""
+        record = self._journal.key(body.group.key)
+        if record is not None and not record.reputation.trusted:
+            code = Code.BANNED if record.reputation.state == "banned" else Code.QUARANTINED
+            raise RemoteError(code, "The key lost its standing while its group was fetched.")
+
+    def _done(self, body: _Body) -> None:
+        del self._bodies[_place(body.group)]
+        self._awaited[body.group.key, body.group.checkpoint] -= 1
+        self._awaited += Counter()  # without those at 0
+        self._work.set()
+
+    async def _frame(self, body: _Body) -> bytes:
+        """All chunks. Raises RemoteError: UNAVAILABLE, or HASH_MISMATCH where the sender sent others."""
+        pieces: list[bytes] = []
+        seconds = BODY_SECONDS + body.reference.packed / BODY_RATE
+        with trio.move_on_after(seconds):
+            for digest, length in chunks(body.reference):
+                pieces.append(await self._chunk(body, digest, length))
+            return b"".join(pieces)
+        raise RemoteError(
+            Code.UNAVAILABLE,
+            f"The group did not arrive within {seconds:.0f} s.",
+            measured=seconds,
+            threshold=seconds,
+        )
+
+    async def _chunk(self, body: _Body, digest: bytes, length: int) -> bytes:
+        """From whoever has it, asked one after the other, again and again for a while."""
+        end = trio.current_time() + PATIENCE_SECONDS
+        while True:
+            for peer in self._order(body):
+                try:
+                    return await ask_chunk(self._network, peer, digest, length)
+                except NousError as error:
+                    await self._blame(body, peer, error)
+            if trio.current_time() >= end:
+                raise RemoteError(Code.UNAVAILABLE, "Nobody who is connected has the group.")
+            await trio.sleep(RETRY_SECONDS)
+
+    async def _blame(self, body: _Body, peer: str, error: NousError) -> None:
+        """After a source failed: it comes last from now on, or is cut off where it lied. [CKP-7]"""
+        if peer in body.sources:
+            body.sources.remove(peer)
+            body.sources.append(peer)
+        if isinstance(error, RemoteError) and error.code == Code.HASH_MISMATCH:
+            await self._network.refuse(peer, BAD_CHUNK)
+            if peer == peer_id(body.group.key):
+                raise error
+
+    def _order(self, body: _Body) -> list[str]:
+        """Who forwarded it and who made it, and some others, of those who are connected."""
+        connected = {peer.peer_id for peer in self._network.peers()}
+        likely = [peer for peer in body.sources if peer in connected]
+        others = sorted(connected.difference(likely))
+        return likely + self._entropy.sample(others, min(FURTHER, len(others)))
+
+
+async def ask_chunk(network: BodyNetwork, peer: str, digest: bytes, length: int) -> bytes:
+    """One chunk from one peer, checked. Raises NousError; HASH_MISMATCH where the peer sent another one."""
+    frame = await network.request(
+        peer,
+        BLOB_PROTOCOL,
+        encode(BlobRequest(digest)),
+        max_response=length + REPLY_BYTES,
+        deadline=CHUNK_SECONDS + length / CHUNK_RATE,
+    )
+    data = read_blob(frame)
+    check_chunk(data, digest)
+    return data
+
+
+def _place(group: StoredGroup) -> Place:
+    return group.key, group.checkpoint, group.counter
+
+
+def _room(others: Sequence[_Body], body: _Body, count: int, size: int) -> bool:
+    held = sum(one.reference.packed for one in others)
+    return len(others) < count and held + body.reference.packed <= size
+
+
+def _check(reference: Reference, frame: bytes) -> None:
+    open_group(reference, unpack(reference, frame))

@@ -1,0 +1,463 @@
+"""The content of groups by reference: fetched from whoever has it, refused where nobody has, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import zstandard
+
+from nous_node.node import bodies as module
+from nous_node.node.stored_groups import enclosed
+from nous_node.protocol.constants import CHUNK
+from nous_node.protocol.errors import Code
+from nous_node.protocol.receipts import accepted
+from nous_node.protocol.references import cut
+from nous_node.protocol.streams import blob_reply
+
+from .bodies import (
+    ALICE,
+    BOB,
+    CHECKPOINT,
+    NOW,
+    RELAY,
+    VERSION,
+    Desk,
+    Referred,
+    babble,
+    body_of,
+    holder,
+    key,
+    nothing,
+    other_bytes,
+    stall,
+)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "journal.sqlite")
+    desk.publish(0)
+    desk.known(ALICE, BOB)
+    desk.publish(VERSION)
+    with desk.journal:
+        yield desk
+
+
+async def test_a_group_is_fetched_from_its_forwarder_and_journalled(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {ALICE.peer_id: holder(group), RELAY: holder(group), "other": holder(group)}
+    async with desk.open():
+        assert desk.offer(group) is None
+        await desk.settled()
+    (stored,) = desk.journal.unused()
+    assert stored.envelope == enclosed(b"envelope", group.frame)
+    assert (stored.digest, stored.counter, stored.state) == (group.reference.hash, 0, "pending")
+    assert {peer for peer, _ in desk.net.asked} == {RELAY}
+
+
+async def test_whoever_made_it_is_asked_where_the_forwarder_has_nothing(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {ALICE.peer_id: holder(group), RELAY: nothing, "other": nothing}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+    assert [peer for peer, _ in desk.net.asked] == [RELAY, ALICE.peer_id]
+
+
+async def test_others_are_asked_where_neither_is_connected(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {"other": holder(group)}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+async def test_every_chunk_is_fetched_once_and_a_source_that_fails_comes_last(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group = Referred(ALICE, 0, size=3 * CHUNK)
+    desk.net.answers = {RELAY: babble, ALICE.peer_id: holder(group)}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+    assert [peer for peer, _ in desk.net.asked] == [RELAY] + [ALICE.peer_id] * 4
+    assert [digest for _, digest in desk.net.asked[1:]] == list(group.chunks)
+
+
+async def test_a_volunteer_that_comes_back_in_time_is_waited_for(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+    async with desk.open():
+        desk.offer(group, ALICE.peer_id)
+        await trio.sleep(module.PATIENCE_SECONDS / 2)
+        desk.net.answers = {ALICE.peer_id: holder(group)}
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+@pytest.mark.parametrize("answer", [nothing, babble, stall, other_bytes])
+async def test_what_does_not_arrive_is_refused_as_unavailable(
+    autojump_clock: Any, desk: Desk, answer: Any
+) -> None:
+    """Bytes of a forwarder that are others cost the forwarder its connection, and the sender nothing."""
+    group = Referred(ALICE, 0)
+    desk.net.answers = {RELAY: answer}
+    async with desk.open():
+        began = trio.current_time()
+        desk.offer(group)
+        await desk.settled()
+        assert trio.current_time() - began < 60
+    assert desk.code(group) == "unavailable"
+    assert (desk.pending(), desk.took) == ([], [])
+    assert desk.net.cut == ([RELAY] if answer is other_bytes else [])
+    record = desk.journal.key(ALICE.key)
+    assert record is not None
+    assert (record.refused, record.reputation.score) == (1, 0.0)
+
+
+async def test_a_byte_a_second_for_every_chunk_ends_with_the_body(autojump_clock: Any, desk: Desk) -> None:
+    """Each chunk just in time: the body as a whole is too late."""
+    group = Referred(ALICE, 0, size=12 * CHUNK)
+
+    async def slow(digest: bytes) -> bytes:
+        await trio.sleep(module.CHUNK_SECONDS + CHUNK / module.CHUNK_RATE - 1)
+        return blob_reply(group.chunks[digest])
+
+    desk.net.answers = {RELAY: slow}
+    async with desk.open():
+        began = trio.current_time()
+        desk.offer(group)
+        await desk.settled()
+        assert trio.current_time() - began <= module.BODY_SECONDS + 13 * CHUNK / module.BODY_RATE
+    assert desk.code(group) == "unavailable"
+
+
+async def test_a_sender_that_serves_other_bytes_than_it_signed_is_refused_and_cut_off(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {ALICE.peer_id: other_bytes, RELAY: nothing}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.code(group) == "hash-mismatch"
+    assert desk.net.cut == [ALICE.peer_id]
+    record = desk.journal.key(ALICE.key)
+    assert record is not None
+    assert record.reputation.score == 1.0
+
+
+def lies() -> dict[str, tuple[Referred, str]]:
+    """Whose chunks are those of their references, and whose content is not what was said."""
+    honest = Referred(ALICE, 0)
+
+    def changed(**changes: Any) -> Referred:
+        group = Referred(ALICE, 0)
+        group.reference = msgspec.structs.replace(group.reference, **changes)
+        return group
+
+    def framed(frame: bytes) -> Referred:
+        group = Referred(ALICE, 0, content=frame)
+        group.frame = frame
+        group.reference = msgspec.structs.replace(
+            honest.reference, packed=len(frame), chunks=sha256(frame).digest()
+        )
+        group.chunks = dict(cut(group.reference, frame))
+        return group
+
+    return {
+        "another hash": (changed(hash=bytes(32)), "hash-mismatch"),
+        "another counter": (Referred(ALICE, 0, content=body_of(1)), "hash-mismatch"),
+        "another checkpoint": (Referred(ALICE, 0, content=body_of(0, checkpoint=bytes(32))), "hash-mismatch"),
+        "more than it says": (changed(size=honest.reference.size - 1), "bad-compression"),
+        "a bomb": (framed(zstandard.compress(bytes(1 << 26))), "bad-compression"),
+        "no frame": (framed(honest.body), "bad-compression"),
+        "two frames": (framed(honest.frame * 2), "bad-compression"),
+        "no msgpack": (Referred(ALICE, 0, content=b"\xc1"), "malformed"),
+        "no group": (Referred(ALICE, 0, content=b"\x80"), "wrong-type"),
+    }
+
+
+@pytest.mark.parametrize("lie", lies())
+async def test_content_that_is_not_what_was_signed_is_refused_with_its_code(
+    autojump_clock: Any, desk: Desk, lie: str
+) -> None:
+    group, code = lies()[lie]
+    desk.net.answers = {RELAY: holder(group)}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.code(group) == code
+    assert (desk.pending(), desk.took) == ([], [])
+    assert [error.code for _, error in desk.failed] == [code]
+    assert desk.net.cut == []  # whoever passed it on could not know
+    record = desk.journal.key(ALICE.key)
+    assert record is not None
+    assert record.reputation.score == 1.0
+
+
+async def test_nothing_is_fetched_of_what_would_be_refused_in_any_case(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    stranger = Referred(key(3), 0)
+    desk.journal.hear(stranger.identity.key, "test", NOW, VERSION)
+    assert desk.offer(stranger).code is Code.KEY_TOO_NEW  # type: ignore[union-attr]
+    assert desk.code(stranger) == "key-too-new"
+    taken = Referred(ALICE, 0)
+    desk.journal.add(taken.stored())
+    other = Referred(ALICE, 0, content=b"other")
+    assert desk.offer(other).code is Code.COUNTER_REUSED  # type: ignore[union-attr]
+    far = Referred(ALICE, 5_000)
+    assert desk.offer(far).code is Code.COUNTER_GAP  # type: ignore[union-attr]
+    desk.journal.decide([accepted(taken.stored().id, ALICE.key, 4)], NOW)
+    assert desk.offer(taken, salt=b"again").code is Code.DUPLICATE  # type: ignore[union-attr]
+    assert desk.code(taken, b"again") == ""
+    assert desk.net.asked == []
+
+
+async def test_a_second_reference_for_a_counter_that_is_being_fetched_is_refused(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group, other = Referred(ALICE, 0), Referred(ALICE, 0, content=body_of(0, 2_000))
+    desk.net.answers = {RELAY: holder(group, other)}
+    async with desk.open():
+        desk.offer(group)
+        assert desk.offer(other).code is Code.COUNTER_REUSED  # type: ignore[union-attr]
+        await desk.settled()
+    assert desk.code(other) == "counter-reused"
+    assert [one.digest for one in desk.journal.unused()] == [group.reference.hash]
+
+
+async def test_repeats_of_what_is_being_fetched_are_one_group_and_each_has_its_receipt(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {RELAY: nothing}
+    async with desk.open():
+        desk.offer(group)
+        await trio.sleep(1)
+        desk.net.answers["second"] = holder(group)
+        assert desk.offer(group, "second", b"again") is None
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+    desk.journal.decide([accepted(group.stored().id, ALICE.key, 4)], NOW)
+    assert (desk.code(group), desk.code(group, b"again")) == ("", "")
+    record = desk.journal.key(ALICE.key)
+    assert record is not None
+    assert record.credit == 4
+
+
+async def test_a_group_that_failed_may_be_published_again(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+        assert desk.code(group) == "unavailable"
+        desk.net.answers = {RELAY: holder(group)}
+        assert desk.offer(group, salt=b"again") is None
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+async def test_what_was_awaited_is_nowhere_after_a_restart(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {RELAY: stall}
+    async with desk.open():
+        desk.offer(group)
+        await trio.sleep(1)
+    assert desk.pending() == []
+    assert desk.code(group) is None  # its sender will send it again
+
+
+# --- holes -----------------------------------------------------------------------------------------
+
+
+async def test_groups_behind_a_large_one_wait_for_it_and_are_judged_in_order(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    large = [Referred(ALICE, counter) for counter in range(4)]
+    served = trio.Event()
+
+    async def later(digest: bytes) -> bytes:
+        await served.wait()
+        return await holder(*large)(digest)
+
+    desk.net.answers = {RELAY: later}
+    async with desk.open():
+        for group in large:
+            desk.offer(group)
+        small = [Referred(ALICE, counter).stored() for counter in range(4, 8)]
+        assert desk.journal.add_many(small) == [None] * 4
+        assert desk.pending() == []
+        served.set()
+        await desk.settled()
+    assert sorted(desk.pending()) == [(ALICE.key, counter) for counter in range(8)]
+
+
+async def test_what_is_on_its_way_when_its_checkpoint_becomes_stale_is_owed_only_if_it_never_comes(
+    autojump_clock: Any,
+    desk: Desk,
+) -> None:
+    desk.journal.add(Referred(ALICE, 0).stored())
+    desk.journal.decide([accepted(Referred(ALICE, 0).stored().id, ALICE.key, 10)], NOW)
+    comes, never = Referred(ALICE, 1), Referred(ALICE, 2)
+    desk.journal.add(Referred(ALICE, 3).stored())
+    served = trio.Event()
+
+    async def later(digest: bytes) -> bytes:
+        await served.wait()
+        return await holder(comes)(digest)
+
+    def debit() -> int:
+        record = desk.journal.key(ALICE.key)
+        assert record is not None
+        return record.debit
+
+    desk.net.answers = {RELAY: later}
+    async with desk.open():
+        desk.offer(comes)
+        desk.offer(never)
+        await trio.sleep(1)
+        desk.publish(2, 3, 4)
+        assert debit() == 0
+        served.set()
+        await desk.settled()
+    assert desk.code(never) == "unavailable"
+    assert debit() == 10
+
+
+async def test_announcing_what_never_comes_saves_no_key_from_its_holes(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    desk.journal.add(Referred(ALICE, 0).stored())
+    desk.journal.decide([accepted(Referred(ALICE, 0).stored().id, ALICE.key, 10)], NOW)
+    desk.journal.add(Referred(ALICE, 2).stored())
+    async with desk.open():
+        desk.offer(Referred(ALICE, 1))
+        await desk.settled()
+    desk.publish(2, 3, 4)
+    record = desk.journal.key(ALICE.key)
+    assert record is not None
+    assert record.debit == 10
+
+
+# --- quotas ----------------------------------------------------------------------------------------
+
+
+def fetching(desk: Desk) -> list[bytes]:
+    return sorted(body.group.key for body in desk.bodies._bodies.values() if body.fetching)
+
+
+async def test_one_key_has_few_fetches_at_once_and_others_have_theirs(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    mine, his = [Referred(ALICE, counter) for counter in range(1, 6)], Referred(BOB, 0)
+    slow = {digest for group in mine for digest in group.chunks}
+
+    async def answer(digest: bytes) -> bytes:
+        return await (stall if digest in slow else holder(his))(digest)
+
+    desk.net.answers = {RELAY: answer}
+    async with desk.open():
+        for group in mine:
+            desk.offer(group)
+        desk.offer(his)
+        await trio.sleep(1)
+        assert fetching(desk) == [ALICE.key] * module.OWN_BODIES
+        assert desk.pending() == [(BOB.key, 0)]
+
+
+async def test_strangers_have_a_share_of_the_fetches_and_active_keys_the_rest(
+    autojump_clock: Any, desk: Desk, tmp_path: Path
+) -> None:
+    crowd = [Referred(key(number), 0) for number in range(10, 40)]
+    desk.journal._database.write("UPDATE keys SET state = 'active' WHERE key = ?", (ALICE.key,))
+    desk.net.answers = {RELAY: stall}
+    async with desk.open():
+        for group in crowd:
+            desk.journal.hear(group.identity.key, "test", NOW, 0)
+            assert desk.offer(group) is None
+        await trio.sleep(1)
+        assert len(fetching(desk)) == module.BODIES // module.STRANGERS
+        mine = Referred(ALICE, 0)
+        desk.net.answers[ALICE.peer_id] = holder(mine)
+        desk.offer(mine, ALICE.peer_id)
+        await trio.sleep(1)
+        assert (ALICE.key, 0) in desk.pending()
+
+
+async def test_announced_bytes_are_bounded_before_any_has_come(
+    autojump_clock: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BODY_BYTES", 20_000)
+    monkeypatch.setattr(module, "OWN_BYTES", 6_000)
+    crowd = [Referred(key(number), 0, size=4_000) for number in range(10, 20)]
+    desk.net.answers = {RELAY: stall}
+    async with desk.open():
+        for group in crowd:
+            desk.journal.hear(group.identity.key, "test", NOW, 0)
+            desk.offer(group)
+        desk.offer(Referred(ALICE, 0, size=4_000))
+        desk.offer(Referred(ALICE, 1, size=4_000))
+        await trio.sleep(1)
+        assert len(fetching(desk)) == 2  # half of 20,000 bytes for keys that are not active
+        await desk.settled()  # each in its turn
+    assert {desk.code(group) for group in crowd} == {"unavailable"}
+
+
+async def test_a_key_that_announces_more_than_may_wait_is_held_off(autojump_clock: Any, desk: Desk) -> None:
+    desk.net.answers = {RELAY: stall}
+    async with desk.open():
+        mine = [Referred(ALICE, counter) for counter in range(module.OWN_BODIES + module.QUEUED + 1)]
+        assert [desk.offer(group) for group in mine[: module.OWN_BODIES]] == [None] * module.OWN_BODIES
+        await trio.sleep(0.1)
+        assert [desk.offer(group) for group in mine[module.OWN_BODIES : -1]] == [None] * module.QUEUED
+        error = desk.offer(mine[-1])
+        assert error is not None
+        assert error.code is Code.BUSY
+        assert desk.code(mine[-1]) is None
+        assert desk.offer(Referred(BOB, 0)) is None
+
+
+async def test_a_group_that_has_come_waits_while_the_learner_has_enough(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group = Referred(ALICE, 0)
+    desk.net.answers = {RELAY: holder(group)}
+    desk.room = trio.Event()
+    async with desk.open():
+        desk.offer(group)
+        await trio.sleep(10 * module.BODY_SECONDS)
+        assert desk.pending() == []
+        desk.room.set()
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+async def test_a_key_that_lost_its_standing_meanwhile_is_not_taken(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+    served = trio.Event()
+
+    async def later(digest: bytes) -> bytes:
+        await served.wait()
+        return await holder(group)(digest)
+
+    desk.net.answers = {RELAY: later}
+    async with desk.open():
+        desk.offer(group)
+        await trio.sleep(1)
+        desk.journal._database.write("UPDATE keys SET state = 'banned' WHERE key = ?", (ALICE.key,))
+        served.set()
+        await desk.settled()
+    assert desk.code(group) == "banned"
+    assert CHECKPOINT not in {one.checkpoint for one in desk.journal.unused()}
