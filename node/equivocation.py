@@ -16,7 +16,7 @@ from typing import NoReturn
 import trio
 
 from nous_node.protocol.equivocation import MAX_PROOF, open_equivocation
-from nous_node.protocol.errors import LocalError, RemoteError
+from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.runs import RunManifest
 
 from .following import Following
@@ -27,6 +27,8 @@ PATTERN = "equivocation-*.proof"
 
 class EquivocationError(LocalError):
     """The run is halted on this node: one of its trainer keys signed two checkpoints of one version."""
+
+    code = Code.EQUIVOCATION
 
 
 async def halt_on_conflict(following: Following, folder: Path) -> NoReturn:

@@ -50,7 +50,8 @@ class Plan:
     bytes: int
     """What has to be fetched."""
     scratch: int
-    """What it takes on the disk while it is carried out, the target's files among it."""
+    """What it takes on the disk while it is carried out: the target's files, deltas, what lies between two of
+    them, and a base that is not here."""
 
 
 def missing_manifests(target: Target, held: Collection[bytes]) -> Sequence[bytes]:
@@ -134,7 +135,8 @@ def _plan(
     fetched = sum(step.manifest.delta_size for step in steps if step.hash not in deltas)
     cost = beside + fetched + _chunk_bytes(rest, has)
     between = max((_sizes(manifest)[path] for path, made in recipes.items() if len(made) > 1), default=0)
-    return [Plan(base, tuple(steps), recipes, cost, space + manifest.size + between)]
+    space += manifest.size + between + sum(step.manifest.delta_size for step in steps)
+    return [Plan(base, tuple(steps), recipes, cost, space)]
 
 
 def _recipes(base: Target, steps: Sequence[Target]) -> dict[str, tuple[Target, ...]]:

@@ -1,4 +1,12 @@
-"""The checkpoints that a volunteer or relay holds: the newest is fetched and served, old ones go."""
+"""The checkpoints that a volunteer or relay holds: the newest is brought here and served, old ones go.
+
+    head -> manifests of its chain -> plan -> deltas, full one -> HEX.part -> verified -> HEX -> `newest`
+
+Each loop of `run` is one task. Whatever way a checkpoint takes, it ends with the download of its own files:
+chunks that are right already are kept, and only what has all hashes is renamed, which makes it visible in one
+step. So what a delta could not make is fetched, and a node that was killed goes on where it was.
+Spec: `specs/09-checkpoints.md` [CKP-11] [CKP-15].
+"""
 
 from __future__ import annotations
 
@@ -7,13 +15,21 @@ from pathlib import Path
 
 import trio
 
-from nous_node.protocol.errors import NousError
+from nous_node.protocol.checkpoints import CheckpointManifest, check_link, read_manifest
+from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.errors import NousError, RemoteError
 
 from .blobs import BlobIndex, FetchError, verify_folder
+from .config import DEFAULT_NEIGHBOURS
+from .equivocation import halt_on_conflict
 from .events import Note, Report
+from .fetch_plan import Plan, Target, is_left_for, missing_manifests, plans
 from .following import Following, Head, ask_head
-from .home import disk_errors
+from .held import Held
+from .home import StorageError, disk_errors, write_atomic
 from .joined import JoinedFolder, TooLargeError, refuse_checkpoint
+from .keeping import FILES, Use, kept, total
+from .making import adopt, make_files, recipes
 from .network import Network
 from .swarm import Swarm
 
@@ -22,14 +38,29 @@ HEAD_SECONDS = 15.0
 
 RETRY_SECONDS = 1.0
 
+DELTA_TRIES = 3
+"""Downloads of deltas before the files are fetched instead, which are a hundred times more: right after a
+version was published few have them."""
+
+MAX_CHAIN_BYTES = 64_000_000
+"""Of the manifests of one chain, which are held in memory: with more the chain is not used."""
+
 
 class Holdings:
     """`newest` is complete on disk; `changed()` waits for another one."""
 
     def __init__(
-        self, network: Network, following: Following, folder: JoinedFolder, disk: int, report: Report
+        self,
+        network: Network,
+        following: Following,
+        folder: JoinedFolder,
+        disk: int,
+        report: Report,
+        keep: int | None = None,
+        neighbours: int = DEFAULT_NEIGHBOURS,
     ) -> None:
-        """`disk`: bytes that checkpoints may take."""
+        """`disk`: bytes that checkpoints may take. `keep`: checkpoints to hold at least while they fit; None:
+        what the run needs. `neighbours`: see `config.Settings`."""
         self.index = BlobIndex(self._tell_damage)
         self.swarm = Swarm(network, following.run, self.index)
         self.newest: Head | None = None
@@ -37,7 +68,8 @@ class Holdings:
         """What the worker reads or is about to: a cold start takes it seconds, in which many versions may
         come and go."""
         self._network, self._following, self._folder, self._report = network, following, folder, report
-        self._disk = disk
+        self._disk, self._keep = disk, keep or 0
+        self._held = Held(folder, self.index, self.swarm)
         self._before: Head | None = None
         self._changed = trio.Event()
 
@@ -52,6 +84,13 @@ class Holdings:
     def folder(self, head: Head) -> Path:
         return self._folder.checkpoint(head.hash)
 
+    async def run(self) -> None:
+        """All of it, until it is cancelled. Raises as `fetch_loop` does, and EquivocationError."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(halt_on_conflict, self._following, self._folder.path)
+            for loop in (self.head_loop, self.memory_loop, self.fetch_loop, self.swarm.run):
+                nursery.start_soon(loop)
+
     async def head_loop(self) -> None:
         """Asks one peer after the other for a newer head."""
         while True:
@@ -64,18 +103,28 @@ class Holdings:
                 except NousError:
                     continue  # another peer is asked; a lost connection is dialled again elsewhere
 
+    async def memory_loop(self) -> None:
+        """Keeps the newest head over restarts, so that an older one, or another of its version, is known as
+        such then. [CKP-9] Raises StorageError."""
+        version = -1
+        while True:
+            head = await self._following.newer_than(version)
+            await trio.to_thread.run_sync(write_atomic, self._folder.head, head.envelope)
+            version = head.version
+
     async def fetch_loop(self) -> None:
         """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped, and so are
         those that are too large, unless there is nothing else (TooLargeError).
 
         Raises StorageError where the disk refuses.
         """
+        self._held.scan()
         version = -1
         while True:
             head = await self._following.newer_than(version)
             try:
                 refuse_checkpoint(self._following.manifest, head.manifest.size, self._disk)
-                await self._fetch(head)
+                head = await self._fetch_latest(head)
             except TooLargeError as error:
                 if self.newest is None:
                     raise
@@ -88,37 +137,221 @@ class Holdings:
                 continue
             version = head.version
             self._before, self.newest = self.newest, head
-            self.swarm.hold(head.hash, head.manifest, files=True, deltas=False)
-            self._drop_old()
+            self._make_room(self._disk)
             self._changed.set()
             self._changed = trio.Event()
 
-    async def _fetch(self, head: Head) -> None:
-        folder, files = self.folder(head), head.manifest.files
-        if folder.is_dir():
-            try:
-                await trio.to_thread.run_sync(verify_folder, folder, files)
-                self.index.add(folder, files)
-                return
-            except NousError:
-                self._report(
-                    Note("A stored checkpoint is damaged; what is broken is fetched again.", "warning")
-                )
-                with disk_errors(folder):
-                    await trio.to_thread.run_sync(_set_aside, folder)
-        await self.swarm.fetch(head.hash, head.manifest, files, folder)
+    # --- one checkpoint --------------------------------------------------------------------------
 
-    def _drop_old(self) -> None:
-        """Keeps the newest, the one before, which others may still fetch, and what is in use here."""
-        kept = (self.newest, self._before, self.in_use)
-        keep = {self.folder(head) for head in kept if head is not None}
-        self.swarm.retain({head.hash for head in kept if head is not None})
+    async def _fetch_latest(self, head: Head) -> Head:
+        """Brings the head here, or a newer one for which it was given up."""
+        again = False
+        while True:
+            newer = await self._fetch_unless_left(head, again=again)
+            if newer is None:
+                return head
+            head, again = newer, True
+
+    async def _fetch_unless_left(self, head: Head, *, again: bool) -> Head | None:
+        """None once it is here, else the newer head."""
+        left: Head | None = None
+        problem: NousError | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal left
+                newer = head
+                while left is None:
+                    newer = await self._following.newer_than(newer.version)
+                    if self._leaves(head, newer, again=again):
+                        left = newer
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                await self._fetch(head)
+                left = None
+            except NousError as error:  # raised below: the nursery would wrap it
+                problem = error
+            nursery.cancel_scope.cancel()
+        if left is None and problem is not None:
+            raise problem
+        return left
+
+    def _leaves(self, head: Head, newer: Head, *, again: bool) -> bool:
+        staleness = self._following.manifest.staleness
+        current = Target(head.hash, head.manifest)
+        if not is_left_for(current, newer.manifest, self._done(head.manifest), staleness, again=again):
+            return False
+        try:
+            refuse_checkpoint(self._following.manifest, newer.manifest.size, self._disk)
+        except TooLargeError:
+            return False
+        return True
+
+    def _done(self, manifest: CheckpointManifest) -> float:
+        """Share of its chunks that are here."""
+        chunks = [digest for entry in manifest.files for digest in entry.hashes()]
+        return sum(self._has(digest) for digest in chunks) / max(1, len(chunks))
+
+    def _has(self, digest: bytes) -> bool:
+        return self.index.place(digest) is not None
+
+    async def _fetch(self, head: Head) -> None:
+        """Raises FetchError, or StorageError."""
+        target = Target(head.hash, head.manifest)
+        await trio.to_thread.run_sync(self._held.add_manifest, head.hash, head.content, head.manifest)
+        if await self._is_whole(head):
+            return
+        tried = await self._plans(target)
+        for plan in tried:
+            try:
+                await self._carry_out(target, plan)
+                return
+            except StorageError:
+                raise
+            except NousError as error:
+                if plan is tried[-1] or not self._network.peers():
+                    raise
+                problem = f"Version {head.version} is not made of deltas, its files are fetched: {error}"
+                self._report(Note(problem, "warning"))
+
+    async def _is_whole(self, head: Head) -> bool:
+        """Whether it lies here from an earlier start."""
+        folder = self.folder(head)
+        if not folder.is_dir():
+            return False
+        try:
+            await trio.to_thread.run_sync(verify_folder, folder, head.manifest.files)
+        except NousError:
+            self._report(Note("A stored checkpoint is damaged; what is broken is fetched again.", "warning"))
+            self._held.drop_files(head.hash)
+            with disk_errors(folder):
+                await trio.to_thread.run_sync(_set_aside, folder)
+            return False
+        self._held.add_files(head.hash)
+        return True
+
+    async def _plans(self, target: Target) -> list[Plan]:
+        """Those that fit the disk, the best first; never none. Fetches manifests of the chain."""
+        await self._learn_chain(target)
+        manifests = self._held.manifests
+        files = {digest: manifests[digest] for digest in self._held.files}
+        found = plans(target, files, manifests, self._held.deltas, self._has)
+        return [plan for plan in found[:-1] if self._fits(plan)] + found[-1:]
+
+    async def _learn_chain(self, target: Target) -> None:
+        """Fetches manifests that are needed to plan; without them the chain is not used. [CKP-14]"""
+        room = MAX_CHAIN_BYTES
+        chain = target.manifest.chain
+        for digest in missing_manifests(target, self._held.files):
+            manifest = self._held.manifests.get(digest)
+            try:
+                if manifest is None:
+                    data = await self.swarm.blob(digest, MAX_MANIFEST)
+                    manifest = read_manifest(data, digest)
+                    room -= len(data)
+                    if room < 0:
+                        return
+                    check_link(target.manifest, chain.index(digest), manifest)
+                    await trio.to_thread.run_sync(self._held.add_manifest, digest, data, manifest)
+                check_link(target.manifest, chain.index(digest), manifest)
+            except FetchError:
+                return
+            except RemoteError as error:
+                self._report(Note(f"A chain of deltas is not used: {error}", "warning"))
+                return
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether there is room for it beside what stays whatever the room."""
+        always = self._always() | ({plan.base.hash} if plan.base is not None else set())
+        stay = [thing for thing in self._held.things() if thing.what == FILES and thing.checkpoint in always]
+        return total(stay) + plan.scratch <= self._disk
+
+    async def _carry_out(self, target: Target, plan: Plan) -> None:
+        """Raises FetchError, RemoteError where deltas do not make what they should, or StorageError."""
+        await self._adopt(target, plan)
+        self._make_room(self._disk - plan.scratch, target, plan)
+        if plan.base is not None:
+            await self._bring_files(plan.base)
+            for step in plan.steps:
+                await self._bring_deltas(step)
+        files = {digest: self._held.manifests[digest] for digest in self._held.files}
+        made_of = recipes(target.manifest, plan, files)
+        try:
+            with disk_errors(self._folder.checkpoints):
+                await trio.to_thread.run_sync(make_files, self._folder, target, made_of)
+        except RemoteError:
+            if plan.base is not None:
+                await self._drop_damaged(plan)
+                raise
+        await self._bring_files(target)
+
+    async def _adopt(self, target: Target, plan: Plan) -> None:
+        """Takes over what was left of a download that was given up."""
+        fetched = [target.hash]
+        if plan.base is not None and plan.base.hash not in self._held.files:
+            fetched.insert(0, plan.base.hash)
         with disk_errors(self._folder.checkpoints):
-            folders = list(self._folder.checkpoints.iterdir())
-        for folder in folders:
-            if folder not in keep:
-                self.index.drop(folder)
+            left = await trio.to_thread.run_sync(adopt, self._folder, fetched[0], fetched)
+        if left is not None:
+            self.index.drop(left)
+
+    async def _bring_files(self, target: Target) -> None:
+        if target.hash not in self._held.files:
+            folder = self._folder.checkpoint(target.hash)
+            await self.swarm.fetch(target.hash, target.manifest, target.manifest.files, folder)
+            self._held.add_files(target.hash)
+
+    async def _bring_deltas(self, step: Target) -> None:
+        if step.hash in self._held.deltas or not step.manifest.deltas:
+            return
+        folder = self._folder.deltas(step.hash)
+        for more in reversed(range(DELTA_TRIES)):
+            try:
+                await self.swarm.fetch(step.hash, step.manifest, step.manifest.deltas, folder)
+                break
+            except FetchError:
+                if not more or not self._network.peers():
+                    raise
+                await trio.sleep(RETRY_SECONDS)
+        self._held.add_deltas(step.hash)
+
+    async def _drop_damaged(self, plan: Plan) -> None:
+        """Deltas that are no longer what was fetched are fetched again the next time."""
+        for step in plan.steps:
+            folder = self._folder.deltas(step.hash)
+            try:
+                await trio.to_thread.run_sync(verify_folder, folder, step.manifest.deltas)
+            except RemoteError:
+                self._held.drop_deltas(step.hash)
                 shutil.rmtree(folder, ignore_errors=True)
+
+    # --- what stays ------------------------------------------------------------------------------
+
+    def _always(self) -> set[bytes]:
+        return {head.hash for head in (self.newest, self.in_use) if head is not None}
+
+    def _make_room(self, room: int, target: Target | None = None, plan: Plan | None = None) -> None:
+        """Deletes what does not stay in `room` bytes while `target` is brought here. Raises StorageError."""
+        newest, always = self.newest, self._always()
+        under_way = [] if target is None else [target.hash]
+        if plan is not None and plan.base is not None:
+            always.add(plan.base.hash)
+            under_way += [plan.base.hash, *(step.hash for step in plan.steps)]
+        use = Use(
+            newest=None if newest is None else newest.hash,
+            before=self._last_here() if self._before is None else self._before.hash,
+            chain=() if newest is None else newest.manifest.chain,
+            always=always,
+        )
+        stay = kept(self._held.things(), use, self._keep, room)
+        self._held.keep(stay, [*use.chain, *(() if target is None else target.manifest.chain)], under_way)
+
+    def _last_here(self) -> bytes | None:
+        """What an earlier start of this node had as its newest."""
+        here = {self._held.manifests[digest].version: digest for digest in self._held.files}
+        return here[max(here)] if here else None
 
 
 def _set_aside(folder: Path) -> None:

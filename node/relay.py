@@ -32,10 +32,13 @@ MAX_CONNECTIONS = 1024
 
 STATUS_SECONDS = 1.0
 
+KEEP = 8
+"""Checkpoints that a relay holds where they fit and nothing else is said: it is there for the slow ones."""
+
 
 async def relay(settings: Settings, home: Home, invite: Invite, report: Report, stop: trio.Event) -> Summary:
-    """Forwards and serves the run of `invite` until `stop`. Raises NousError as `enter` does, and where its
-    checkpoints do not fit on the disk allowed."""
+    """Forwards and serves the run of `invite` until `stop`. Raises NousError as `enter` does, where its
+    checkpoints do not fit on the disk allowed, and where the run is halted (EquivocationError)."""
     folder = JoinedFolder.of(home, invite.run)
     config = NetworkConfig(
         listen=settings.listen,
@@ -52,7 +55,7 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
         following = await enter(network, invite, folder, report)
         report(entered(following))
         refuse_disk(following.manifest.model.bytes, settings.disk)
-        node = _Relay(folder, network, following, settings.disk, report)
+        node = _Relay(folder, network, following, settings.disk, report, settings.keep or KEEP)
         async with nearby(invite.run, network.addresses if settings.mdns else ()):
             await node.run(stop)
         summary = node.summary()
@@ -62,10 +65,16 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
 
 class _Relay:
     def __init__(
-        self, folder: JoinedFolder, network: Network, following: Following, disk: int, report: Report
+        self,
+        folder: JoinedFolder,
+        network: Network,
+        following: Following,
+        disk: int,
+        report: Report,
+        keep: int = KEEP,
     ) -> None:
         self.network, self.following, self.report = network, following, report
-        self.holdings = Holdings(network, following, folder, disk, report)
+        self.holdings = Holdings(network, following, folder, disk, report, keep)
         self.forwarded = 0
         self.refused: Counter[str] = Counter()
         self.started = time.monotonic()
@@ -83,9 +92,7 @@ class _Relay:
         async with trio.open_nursery() as nursery:
             for topic, judge in judges.items():
                 nursery.start_soon(drain, network.subscribe(topic, self._counted(judge), INBOX))
-            nursery.start_soon(self.holdings.head_loop)
-            nursery.start_soon(self.holdings.fetch_loop)
-            nursery.start_soon(self.holdings.swarm.run)
+            nursery.start_soon(self.holdings.run)
             nursery.start_soon(self._status_loop)
             addresses = list(network.addresses)[:MAX_ADDRESSES]
             invite = Invite(following.run, addresses).to_text()

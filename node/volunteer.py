@@ -78,7 +78,7 @@ async def volunteer(
         report(connecting(invite))
         following = await enter(network, invite, folder, report)
         report(entered(following))
-        if following.head is not None:  # somebody answered: this invite is worth remembering
+        if following.heard:  # somebody answered: this invite is worth remembering
             home.remember_run(invite.to_text())
         refuse_too_large(following.manifest, settings.memory, settings.disk)
         with Outbox.open(folder.outbox) as outbox:
@@ -103,7 +103,7 @@ class _Volunteer:
         self.settings, self.identity, self.folder = settings, identity, folder
         self.network, self.following, self.outbox, self.report = network, following, outbox, report
         self.manifest = following.manifest
-        self.holdings = Holdings(network, following, folder, settings.disk, report)
+        self.holdings = Holdings(network, following, folder, settings.disk, report, settings.keep)
         self.engine_facts = EngineFacts(ENGINE, metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
         self.restraint = Restraint(identity.key, outbox, report)
@@ -135,14 +135,12 @@ class _Volunteer:
                     nursery.start_soon(drain, self.network.subscribe(topic, judge, INBOX))
                 for loop in (
                     self.greeting.loop,
-                    self.holdings.head_loop,
-                    self.holdings.fetch_loop,
+                    self.holdings.run,
                     self.sending.publish_loop,
                     self.sending.resend_loop,
                     self.restraint.watch,
                     self._status_loop,
                     self.engine.watch_memory,
-                    self.holdings.swarm.run,
                 ):
                     nursery.start_soon(loop)
                 nursery.start_soon(self._generate_loop, nursery.cancel_scope)

@@ -85,7 +85,7 @@ def test_a_node_that_holds_the_parent_takes_one_delta() -> None:
     line = Line(4)
     assert line.ways(2) == ["2 3", "files"]
     plan = line.plans(2)[0]
-    assert (plan.bytes, plan.scratch) == (CHUNK, SIZE + 100)
+    assert (plan.bytes, plan.scratch) == (CHUNK, SIZE + 100 + CHUNK)
     assert {path: [step.manifest.version for step in steps] for path, steps in plan.recipes.items()} == {
         "config.json": [],
         WEIGHTS: [3],
@@ -97,7 +97,7 @@ def test_a_node_that_fell_behind_takes_the_deltas_behind_its_latest() -> None:
     assert line.ways(0, 2) == ["2 3 4 5", "files"]
     plan = line.plans(0, 2)[0]
     assert plan.bytes == 3 * CHUNK
-    assert plan.scratch == SIZE + 100 + SIZE  # what lies between two deltas
+    assert plan.scratch == SIZE + 100 + 3 * CHUNK + SIZE  # what lies between two deltas
     assert [step.manifest.version for step in plan.recipes[WEIGHTS]] == [3, 4, 5]
 
 
@@ -109,7 +109,9 @@ def test_deltas_that_are_here_cost_nothing() -> None:
 def test_a_joiner_takes_the_full_one_and_the_deltas_behind_it() -> None:
     line = Line(4)
     assert line.ways() == ["0 1 2 3", "files"]
-    assert line.plans()[0].bytes == SIZE + 100 + 3 * CHUNK
+    plan = line.plans()[0]
+    assert plan.bytes == SIZE + 100 + 3 * CHUNK
+    assert plan.scratch == plan.bytes + SIZE + 100 + SIZE
 
 
 def test_a_joiner_takes_the_files_where_the_chain_is_much_more() -> None:
@@ -144,7 +146,7 @@ def test_renewals_in_a_chain_are_passed_through() -> None:
     plan = line.plans(1)[0]
     assert line.told(plan) == "1 2 3 4"
     assert [step.manifest.version for step in plan.recipes[WEIGHTS]] == [4]
-    assert plan.scratch == SIZE + 100
+    assert plan.scratch == SIZE + 100 + CHUNK
 
 
 def test_a_file_without_a_delta_that_changed_is_fetched() -> None:
