@@ -20,7 +20,6 @@ from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.errors import NousError, RemoteError
 
 from .blobs import BlobIndex, FetchError, verify_folder
-from .config import DEFAULT_NEIGHBOURS
 from .equivocation import halt_on_conflict
 from .events import Note, Report
 from .fetch_plan import Plan, Target, is_left_for, missing_manifests, plans
@@ -57,10 +56,9 @@ class Holdings:
         disk: int,
         report: Report,
         keep: int | None = None,
-        neighbours: int = DEFAULT_NEIGHBOURS,
     ) -> None:
         """`disk`: bytes that checkpoints may take. `keep`: checkpoints to hold at least while they fit; None:
-        what the run needs. `neighbours`: see `config.Settings`."""
+        what the run needs."""
         self.index = BlobIndex(self._tell_damage)
         self.swarm = Swarm(network, following.run, self.index)
         self.newest: Head | None = None
