@@ -1,7 +1,6 @@
 """Chunks over plain HTTP: `GET /blob/<hash>` of whatever this node holds, for anybody who asks. [STR-6]
 
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_chunks, index, 8080, network.upload)
+    async with chunks_by_http(settings, network, swarm):       # where --http is given
 
 HTTP/1.1 by h11, which judges every byte of a request. A body goes from the page cache to the socket by
 `sendfile`: neither Python nor a cipher touches it, since whoever fetches a chunk checks its hash. That is why
@@ -17,30 +16,31 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from email.utils import formatdate
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import h11
 import trio
 
 from nous_node.protocol.errors import LocalError
 
+from .config import Settings
 from .http_asked import Asked
+from .http_wire import Body, Wire
+from .network import Network
 from .network_errors import ListenError
+from .swarm import Swarm
 from .upload_limit import UploadLimit
 
-MAX_HEAD = 8_192
-"""Bytes of a request line with its headers; ours have 200."""
 MAX_CONNECTIONS = 256
 """Of all clients; each costs a task and a few KB."""
 MAX_CLIENT_CONNECTIONS = 64
 """Of one IPv4 address or IPv6 /64: some volunteers behind one router."""
 MAX_UPLOADS = 32
-"""Bodies under way at once, as many as streams of libp2p; beyond that 503."""
+"""Bodies under way at once; beyond that 503."""
 MAX_CLIENT_UPLOADS = 16
 """Of one address."""
 UPLOAD_RATE = 100_000.0
@@ -52,27 +52,13 @@ REQUEST_S = 10.0
 """For the first request of a connection to be complete."""
 IDLE_S = 30.0
 """For each later one: a downloader writes and hashes between two."""
-STALL_S = 10.0
-"""For each PIECE to be taken."""
 PIECE = 262_144
 """Bytes that are handed to the socket in one go while others wait."""
 LIMITED_PIECE = 65_536
 """The same where uploads are limited: a reader sees something every second."""
-PARTING_S = 1.0
-"""For a client that was refused to read why."""
-MAX_UNREAD = 131_072
-"""Bytes of its that are read for that, and dropped."""
 MAX_VERIFIED = 65_536
 """Chunks known to stand on the disk as they should; 64 GB of them."""
 
-_SENTENCES = {
-    400: "Ask for /blob/ and the 64 hexadecimal digits of a hash.",
-    404: "Not held here.",
-    405: "Only GET and HEAD.",
-    416: "No such range.",
-    431: "The request is too long.",
-    503: "Too many uploads; try again.",
-}
 _UNDER_WAY = ".part"
 """How folders end in which this process writes what it has verified."""
 
@@ -97,6 +83,21 @@ class Chunks(Protocol):
 
     def read(self, digest: bytes) -> bytes | None:
         """The verified chunk, from wherever it is held."""
+
+
+@asynccontextmanager
+async def chunks_by_http(settings: Settings, network: Network, swarm: Swarm) -> AsyncIterator[None]:
+    """Where a port is set, serves there what a node holds, at the IP addresses that libp2p listens on, and
+    has others told of it. Raises HttpPortError."""
+    if settings.http is None:
+        yield
+        return
+    hosts = [address.split("/")[2] for address in settings.listen] or ["0.0.0.0"]
+    serve = partial(serve_chunks, hosts=hosts, fault=network.stats.fault)
+    async with trio.open_nursery() as nursery:
+        swarm.http_port = await nursery.start(serve, swarm.index, settings.http, network.upload)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 async def serve_chunks(
@@ -125,109 +126,6 @@ async def serve_chunks(
     await trio.serve_listeners(_Server(index, limit, fault).handle, listeners)
 
 
-class _Body(NamedTuple):
-    """A chunk that is about to go out: its bytes, or the open file in which they lie."""
-
-    length: int
-    data: bytes = b""
-    file: BinaryIO | None = None
-    offset: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """Bytes that h11 counts and does not touch."""
-
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-
-class _Wire:
-    """One connection: requests in, answers out."""
-
-    def __init__(self, stream: trio.SocketStream) -> None:
-        self.stream = stream
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
-        self._method = "GET"
-
-    async def request(self) -> Asked | None:
-        """The next one; None where the client has gone.
-
-        Raises h11.RemoteProtocolError, also where a body comes along.
-        """
-        asked = None
-        while True:
-            event = self._http.next_event()
-            if event is h11.NEED_DATA:
-                self._http.receive_data(await self.stream.receive_some(MAX_HEAD))
-            elif isinstance(event, h11.Request):
-                asked = Asked(event)
-                self._method = asked.method
-            elif isinstance(event, h11.EndOfMessage):
-                return asked
-            elif isinstance(event, h11.ConnectionClosed):
-                return None
-            else:
-                raise h11.RemoteProtocolError("a request with a body")
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing of a next request has come."""
-        return not self._http.trailing_data[0]
-
-    def again(self) -> bool:
-        """Makes ready for the next request; False where there is none."""
-        if self._http.our_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        return True
-
-    async def refuse(self, status: int, *about: tuple[str, str]) -> None:
-        text = _SENTENCES[status].encode() + b"\n"
-        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(text)))]
-        await self.head(status, [*headers, ("Cache-Control", "no-store"), *about])
-        await self._end(text)
-
-    async def head(self, status: int, headers: list[tuple[str, str]]) -> None:
-        always = [("Date", formatdate(usegmt=True)), ("X-Content-Type-Options", "nosniff")]
-        await self._out(self._http.send(h11.Response(status_code=status, headers=headers + always)))
-
-    async def nothing(self) -> None:
-        """The end of an answer without a body."""
-        await self._end(b"")
-
-    async def body(self, body: _Body, part: range, piece: int, limit: UploadLimit) -> None:
-        self._http.send_with_data_passthrough(h11.Data(data=_Passed(len(part))))  # type: ignore[arg-type]
-        view = memoryview(body.data)
-        for start in range(part.start, part.stop, piece):
-            size = min(piece, part.stop - start)
-            await limit.take(size)
-            with trio.fail_after(STALL_S):
-                if body.file is None:
-                    await self.stream.send_all(view[start : start + size])
-                else:
-                    await _send_file(self.stream, body.file, body.offset + start, size)
-        self._http.send(h11.EndOfMessage())
-
-    async def part(self) -> None:
-        """Lets the client read the last answer: closing at once would take it back where it still writes."""
-        with trio.move_on_after(PARTING_S):
-            await self.stream.send_eof()
-            for _ in range(MAX_UNREAD // MAX_HEAD):
-                if not await self.stream.receive_some(MAX_HEAD):
-                    return
-
-    async def _end(self, text: bytes) -> None:
-        data = self._http.send(h11.Data(data=text)) if text and self._method != "HEAD" else None
-        await self._out((data or b"") + (self._http.send(h11.EndOfMessage()) or b""))
-
-    async def _out(self, wire: bytes | None) -> None:
-        with trio.fail_after(STALL_S):
-            await self.stream.send_all(wire or b"")
-
-
 class _Server:
     def __init__(self, index: Chunks, limit: UploadLimit, fault: Callable[[str], None]) -> None:
         self._index, self._limit, self._fault = index, limit, fault
@@ -247,7 +145,7 @@ class _Server:
                 self._fault("http-too-many")
                 return
             with _counted(self._connections, client):
-                await self._converse(_Wire(stream), client)
+                await self._converse(Wire(stream), client)
         except trio.TooSlowError:
             self._fault("http-slow")
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
@@ -257,7 +155,7 @@ class _Server:
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _converse(self, wire: _Wire, client: str) -> None:
+    async def _converse(self, wire: Wire, client: str) -> None:
         seconds = REQUEST_S
         while True:
             try:
@@ -280,7 +178,7 @@ class _Server:
                 return
             seconds = IDLE_S
 
-    async def _answer(self, wire: _Wire, asked: Asked, client: str) -> None:
+    async def _answer(self, wire: Wire, asked: Asked, client: str) -> None:
         if asked.method not in ("GET", "HEAD"):
             await wire.refuse(405, ("Allow", "GET, HEAD"))
         elif asked.name is None:
@@ -299,7 +197,7 @@ class _Server:
                     if body.file is not None:
                         body.file.close()
 
-    async def _blob(self, wire: _Wire, asked: Asked, body: _Body, etag: str) -> None:
+    async def _blob(self, wire: Wire, asked: Asked, body: Body, etag: str) -> None:
         about = [("ETag", etag), ("Cache-Control", "public, max-age=31536000, immutable")]
         about.append(("Accept-Ranges", "bytes"))
         if asked.holds(etag):
@@ -320,7 +218,7 @@ class _Server:
         else:
             await wire.body(body, part, self._piece, self._limit)
 
-    def _open(self, digest: bytes) -> _Body | None:
+    def _open(self, digest: bytes) -> Body | None:
         """What is held of a hash; runs in a thread, since a disk may be slow."""
         place = self._index.place(digest)
         if place is not None:
@@ -332,7 +230,7 @@ class _Server:
                 if self._verified.get(digest) == mark or _under_way(path):
                     if hasattr(os, "posix_fadvise"):
                         os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
-                    return _Body(length, file=file, offset=offset)
+                    return Body(length, file=file, offset=offset)
                 file.close()
                 if len(self._verified) >= MAX_VERIFIED:
                     self._verified.clear()
@@ -341,22 +239,7 @@ class _Server:
         if data is None:
             self._verified.pop(digest, None)
             return None
-        return _Body(len(data), data)
-
-
-async def _send_file(stream: trio.SocketStream, file: BinaryIO, offset: int, size: int) -> None:
-    """Raises OSError, also where the file ends early: the answer cannot be completed any more."""
-    end = offset + size
-    while offset < end:
-        try:
-            sent = os.sendfile(stream.socket.fileno(), file.fileno(), offset, end - offset)
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(stream.socket.fileno())
-            continue
-        if sent == 0:
-            raise OSError("the file has become shorter")
-        offset += sent
-    await trio.lowlevel.checkpoint()
+        return Body(len(data), data)
 
 
 @contextmanager

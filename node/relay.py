@@ -22,6 +22,7 @@ from .events import RelayStatus, Report, RunReady, Summary
 from .following import INBOX, Following, drain, now_ms
 from .holdings import Holdings
 from .home import Home
+from .http_server import chunks_by_http
 from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
 from .losses import Losses
 from .network import Network, NetworkConfig, open_network
@@ -56,7 +57,8 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
         report(entered(following))
         refuse_disk(following.manifest.model.bytes, settings.disk)
         node = _Relay(folder, network, following, settings.disk, report, settings.keep or KEEP)
-        async with nearby(invite.run, network.addresses if settings.mdns else ()):
+        found = nearby(invite.run, network.addresses if settings.mdns else ())
+        async with found, chunks_by_http(settings, network, node.holdings.swarm):
             await node.run(stop)
         summary = node.summary()
         nursery.cancel_scope.cancel()

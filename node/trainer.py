@@ -34,6 +34,7 @@ from .events import Note, Report, RunReady, Summary
 from .following import Following, Head, now_ms
 from .hellos import Answers
 from .home import Home
+from .http_server import chunks_by_http
 from .learner_messages import Updated
 from .learning import read_learning
 from .lessons import Lessons
@@ -100,7 +101,8 @@ async def trainer(
                 settings, folder, journal, publisher, following, network, report, renewals or Renewals()
             )
             serve_run(network, following, node.swarm)
-            async with nearby(folder.run, network.addresses if settings.mdns else ()):
+            found = nearby(folder.run, network.addresses if settings.mdns else ())
+            async with found, chunks_by_http(settings, network, node.swarm):
                 await node.run(stop)
             return node.training.summary()
 

@@ -31,6 +31,7 @@ from .following import INBOX, Following, Head, drain, now_ms
 from .hellos import Greeting
 from .holdings import Holdings
 from .home import Home, StorageError
+from .http_server import chunks_by_http
 from .joined import JoinedFolder, connecting, enter, entered, playable, refuse_too_large
 from .journal_counters import ALLOWED_HOLES
 from .losses import Losses
@@ -83,7 +84,8 @@ async def volunteer(
         refuse_too_large(following.manifest, settings.memory, settings.disk)
         with Outbox.open(folder.outbox) as outbox:
             node = _Volunteer(settings, identity, folder, network, following, outbox, report)
-            await node.run(stop, rollouts, minutes)
+            async with chunks_by_http(settings, network, node.holdings.swarm):
+                await node.run(stop, rollouts, minutes)
             summary = node.contribution.summary()
         nursery.cancel_scope.cancel()
     return summary

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from nous_node.node import http_server
+from nous_node.node import http_server, http_wire
 from nous_node.node.http_server import HttpPortError, serve_chunks
 from nous_node.node.upload_limit import BURST_S, UploadLimit
 
@@ -60,7 +60,7 @@ async def test_a_reader_that_stalls_is_cut_off_and_its_place_is_free_again(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MAX_UPLOADS", 1)
-    monkeypatch.setattr(http_server, "STALL_S", 0.3)
+    monkeypatch.setattr(http_wire, "STALL_S", 0.3)
     name = web.large()
     async with web.open(), await web.deaf(name):
         assert (await web.until(503))[1]["retry-after"] == "1"
