@@ -204,9 +204,7 @@ def train(
         "http": http,
         "mirror": mirror,
     }
-    train_run(
-        run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated, rollback=rollback
-    )
+    train_run(run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated, rollback=rollback)
 
 
 JOIN_HELP = """Join a run as a volunteer: generate rollouts and publish them.

@@ -43,6 +43,7 @@ def train_run(
     json: bool,
     seed: int | None,
     uncalibrated: bool,
+    rollback: bool = False,
 ) -> None:
     """`nous-node train`: until Ctrl-C."""
     from .cli_roles import run_role
@@ -64,7 +65,9 @@ def train_run(
     entropy = os.urandom if seed is None else Random(seed).randbytes  # a seed is for the demo only
     with opened.lock():
         run_role(
-            lambda report, stop: trainer(settings, opened, folder, report, stop, entropy=entropy),
+            lambda report, stop: trainer(
+                settings, opened, folder, report, stop, entropy=entropy, rollback=rollback
+            ),
             open_view(json=json),
         )
 

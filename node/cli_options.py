@@ -118,6 +118,14 @@ MirrorFlag = Annotated[
         help="Where volunteers find chunks at URL/blob/HASH as well; may be repeated.",
     ),
 ]
+RollbackFlag = Annotated[
+    bool,
+    typer.Option(
+        "--rollback",
+        help="Where this folder is an older copy of the run and the newer one is lost: publish its newest "
+        "version again above those that volunteers hold, which are given up.",
+    ),
+]
 OnlyFlag = Annotated[
     list[str] | None,
     typer.Option(

@@ -308,8 +308,6 @@ class Publisher:
             needed.add(_number(self._full))
         gone = surplus(sizes, needed, keep, (total if room is None else room) - beside)
         self._delete(folders, lambda number: number not in gone)
-        if gone:
-            self._index_again()
         return total - sum(sizes[number] for number in gone)
 
     def _numbered(self, kind: str) -> dict[int, Path]:
@@ -321,13 +319,6 @@ class Publisher:
             if not stays(number):
                 self.index.drop(folder)
                 shutil.rmtree(folder, ignore_errors=True)
-
-    def _index_again(self) -> None:
-        """A chunk that lay in a deleted folder may lie in an older one that is still here."""
-        if self._full is not None and (head := self._links.get(_number(self._full))) is not None:
-            self.index.add(self._full, head.manifest.files)
-        for version, folder in sorted(self.folders.items()):
-            self.index.add(folder, self._links[version].manifest.files)
 
 
 def check_mirrors(mirrors: Sequence[str]) -> None:

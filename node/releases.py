@@ -50,13 +50,16 @@ class Releases:
         self._swarm, self._own, self._renewals, self._journal = swarm, own, renewals, journal
         self._training, self._report = training, report
         self._keep, self._room = keep, room
+        self._told: dict[bytes, tuple[bool, bool]] = {}
+        """What others were told that is here of each checkpoint: its files, its deltas."""
         self._crowded = False
         """Whether a person was told that what is needed takes more room than there is to be."""
 
     async def run(self, lessons: Lessons) -> None:
         """Forever: lessons, whose `updated` is ours, and beacons between them."""
-        self._hold()
+        self.hold()
         if self._own.rolling_back:  # the learner begins with the version that this makes
+            self._training.doing = "asking peers for newer versions"
             await self._own.settled.wait()
             await self._announce(self._publisher.head)
         async with trio.open_nursery() as nursery:
@@ -75,7 +78,7 @@ class Releases:
             self._report(Note(updated.note, "warning"))
         await self._announce(head)
         await lessons.coach.published(head.version)
-        self._prune(updated.good)
+        await self._prune(updated.good)
 
     async def _beacon_loop(self, lessons: Lessons) -> None:
         """Draws a new beacon for keys that wait for one, when no update is near. [TSK-6]"""
@@ -95,23 +98,26 @@ class Releases:
 
     async def _announce(self, head: Head) -> None:
         """Gossips the head; whoever misses it, or it is too large for gossip, asks for it within seconds."""
-        self._hold()
+        self.hold()
         if len(head.envelope) > MAX_ENVELOPE:
             return
         with suppress(NoSubscribersError):
             await self._network.publish(self._following.topics.checkpoints, head.envelope)
 
-    def _hold(self) -> None:
-        """What others may be told that is here."""
-        held = set()
-        for one in self._publisher.holdings():
-            if one.files or one.deltas:
-                held.add(one.head.hash)
-                self._swarm.hold(one.head.hash, one.head.manifest, files=one.files, deltas=one.deltas)
-        self._swarm.retain(held)
+    def hold(self) -> None:
+        """Tells others what is here, and what no longer is."""
+        here = {one.head.hash: one for one in self._publisher.holdings() if one.files or one.deltas}
+        told = {digest: (one.files, one.deltas) for digest, one in here.items()}
+        for digest, before in self._told.items():
+            if told.get(digest) != before:
+                self._swarm.release(digest)
+        for digest, one in here.items():
+            self._swarm.hold(digest, one.head.manifest, files=one.files, deltas=one.deltas)
+        self._told = told
 
-    def _prune(self, good: int) -> None:
-        size = self._publisher.prune(self._keep, good, self._room)
+    async def _prune(self, good: int) -> None:
+        prune = self._publisher.prune
+        size = await trio.to_thread.run_sync(prune, self._keep, good, self._room)
         if size > self._room and not self._crowded:
             self._crowded = True
             self._report(
