@@ -29,6 +29,7 @@ from .envelope_file import FileRecords, first_envelope
 from .learner_messages import Candidate
 from .recorded import Claim, Entry, JournalRecords, Lot, Records, Said
 from .recorded_checkpoints import Found, RecordedCheckpoints
+from .stored_groups import envelope_of, group_of
 from .verification import CheckedGroup, Measured, Verifier
 from .wording import printable
 
@@ -51,6 +52,7 @@ BEYOND_RECORDS = frozenset(
         Code.COUNTER_REUSED,
         Code.COUNTER_GAP,
         Code.WITHHELD,
+        Code.UNAVAILABLE,
         Code.QUARANTINED,
         Code.BANNED,
         Code.COPIED,
@@ -195,8 +197,7 @@ class Auditor:
         try:
             envelope = self._envelope(entry)
             judged.peer = envelope.head.sender
-            body = envelope.content(self._manifest.rollout_body_limit)
-            group = RolloutGroup.from_bytes(body, self._manifest.rollout_body_limit)
+            body, group = group_of(entry.envelope, self._manifest)
             judged.counter = group.counter
             if entry.claim is not None:
                 _check_claim(entry.claim, envelope, group, found)
@@ -209,10 +210,10 @@ class Auditor:
         """What the gossip path asks of one, but for the clock."""
         if not entry.envelope:
             raise RemoteError(Code.MALFORMED, entry.fault or "The record holds no envelope of this group.")
-        envelope = unseal(entry.envelope, self._manifest.rollout_envelope_limit)
+        envelope = envelope_of(entry.envelope, self._manifest)
         if envelope.head.run != self._run:
             raise RemoteError(Code.WRONG_RUN, "The message belongs to another run.")
-        if envelope.head.kind != Kind.ROLLOUT:
+        if envelope.head.kind not in (Kind.ROLLOUT, Kind.REFERENCE):
             raise RemoteError(Code.WRONG_KIND, f"A {envelope.head.kind} is no rollout group.")
         envelope.check_time(envelope.head.ts)
         envelope.verify_signature()
@@ -299,7 +300,7 @@ def _check_claim(claim: Claim, envelope: Envelope, group: RolloutGroup, found: F
 
 
 def _verdict(judged: _Judged) -> Literal["accepted", "refused", "unverifiable"]:
-    if judged.error is not None:
+    if judged.error is not None and judged.error.code != Code.UNAVAILABLE:
         return "refused"
     return "unverifiable" if judged.measured is None else "accepted"
 
@@ -321,6 +322,8 @@ def compared(judged: _Judged) -> tuple[Outcome, str]:
     why = "It passes every check." if error is None else str(error)
     if entry.fault:
         return Outcome.DIFFERS, entry.fault
+    if error is not None and error.code == Code.UNAVAILABLE:
+        return Outcome.UNVERIFIABLE, why
     if said is not None and said.code in BEYOND_RECORDS:
         return (
             Outcome.UNVERIFIABLE,

@@ -1,8 +1,9 @@
 """A file of envelopes one after the other, as somebody recorded them from gossip.
 
-Rollouts are indexed by their checkpoint; the checkpoint envelopes in the file say which tasks those assigned,
-its receipts which verdicts they had. The index lies in a temporary file, so that a long record takes little
-memory. Bytes that are no envelope are passed over, and told.
+Rollouts are indexed by their checkpoint, those by reference too, whose content is nowhere in gossip; the
+checkpoint envelopes in the file say which tasks those assigned, its receipts which verdicts they had. The
+index lies in a temporary file, so that a long record takes little memory. Bytes that are no envelope are
+passed over, and told.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import Envelope, Kind, unseal
 from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.receipts import Receipt, open_receipts
+from nous_node.protocol.references import MAX_REFERENCE, read_reference
 from nous_node.protocol.rollouts import RolloutGroup
 from nous_node.protocol.runs import RunManifest
 
@@ -184,7 +186,7 @@ class FileRecords:
             raise RemoteError(Code.WRONG_RUN, "It belongs to another run.")
         place = (piece.place, piece.size)
         match envelope.head.kind:
-            case Kind.ROLLOUT:
+            case Kind.ROLLOUT | Kind.REFERENCE:
                 row = (envelope.id, self._checkpoint(envelope), *place)
                 self._index.execute("INSERT INTO groups(id, checkpoint, place, size) VALUES(?, ?, ?, ?)", row)
             case Kind.CHECKPOINT:
@@ -205,6 +207,9 @@ class FileRecords:
     def _checkpoint(self, envelope: Envelope) -> bytes:
         """What a rollout names; empty where it cannot be told, and the audit says why."""
         try:
+            if envelope.head.kind == Kind.REFERENCE:
+                content = envelope.content(MAX_REFERENCE)
+                return read_reference(content, self._manifest.referenced_limit).checkpoint
             body = envelope.content(self._manifest.rollout_body_limit)
             return RolloutGroup.from_bytes(body, self._manifest.rollout_body_limit).checkpoint
         except RemoteError:

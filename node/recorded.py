@@ -14,14 +14,15 @@ from typing import Annotated, Final, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from nous_node.protocol.constants import MAX_ENVELOPE, MAX_MANIFEST
+from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import Hash, Uint
 
-from .database import Database, Row
+from .database import Cell, Database, Row
 from .journal_tables import SCHEMA, GroupState
+from .stored_groups import MAX_STORED
 
 PAGE: Final = 64
-"""Groups read at once: 64 MB where each is as large as an envelope may be."""
+"""Rows read at once, and of a file of envelopes their places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Entry:
     id: bytes
     """Envelope id, as recorded; empty where even that is damaged."""
     envelope: bytes
+    """As it is stored: of a group by reference with its content, where the record has it."""
     said: Said | None
     """None where it has no verdict."""
     claim: Claim | None = None
@@ -114,10 +116,12 @@ class _CheckpointRow(msgspec.Struct, frozen=True, array_like=True):
 
 _ENTRIES: Final = f"""
     SELECT arrival, groups.id, key, checkpoint, version, counter, state, audited,
-        coalesce(substr(data, 1, {MAX_ENVELOPE + 1}), x''), peer, verdict, code, credit
+        x'', peer, verdict, code, credit
     FROM groups JOIN envelopes USING(arrival) LEFT JOIN receipts ON receipts.id = groups.id
     WHERE checkpoint = ? AND arrival > ? ORDER BY arrival LIMIT {PAGE}
 """
+
+_DATA: Final = f"SELECT coalesce(substr(data, 1, {MAX_STORED + 1}), x'') FROM envelopes WHERE arrival = ?"
 
 
 class JournalRecords:
@@ -145,8 +149,13 @@ class JournalRecords:
         """In the order of their arrival."""
         last = 0
         while rows := self._database.rows(_ENTRIES, (lot.checkpoint, last)):
-            yield from map(_entry, rows)
+            yield from map(self._entry, rows)
             last = rows[-1][0] if isinstance(rows[-1][0], int) else last
+
+    def _entry(self, row: Row) -> Entry:
+        """Each group is read when its turn comes: one may be as large as all others of a page together."""
+        data = self._database.one(_DATA, (row[0],))
+        return _entry(row, b"" if data is None else data[0])
 
     def published(self, checkpoint: bytes) -> Published | None:
         row = self._database.one(
@@ -163,9 +172,9 @@ class JournalRecords:
         return Published(found.envelope, found.folder)
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row, data: Cell) -> Entry:
     try:
-        found = msgspec.convert(row, _GroupRow, builtin_types=(bytes,))
+        found = msgspec.convert((*row[:8], data, *row[9:]), _GroupRow, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         identity = row[1] if isinstance(row[1], bytes) else b""
         return Entry(identity, b"", None, None, f"The journal's row is damaged: {error}.")
