@@ -24,6 +24,9 @@ from .home import disk_errors, write_atomic
 
 PATTERN = "equivocation-*.proof"
 
+PARTING_SECONDS = 1.0
+"""Until a node leaves: what came by gossip has gone on to others by then."""
+
 
 class EquivocationError(LocalError):
     """The run is halted on this node: one of its trainer keys signed two checkpoints of one version."""
@@ -32,12 +35,14 @@ class EquivocationError(LocalError):
 
 
 async def halt_on_conflict(following: Following, folder: Path) -> NoReturn:
-    """Waits for a conflict, keeps its proof in the folder of the run, and raises EquivocationError."""
+    """Waits for a conflict, keeps its proof in the folder of the run, and raises EquivocationError when others
+    have heard of it."""
     conflict = await following.conflicted()
     data = conflict.to_bytes()
     proven = open_equivocation(data, following.run, following.manifest)
     file = folder / f"equivocation-{proven.version}.proof"
     await trio.to_thread.run_sync(write_atomic, file, data)
+    await trio.sleep(PARTING_SECONDS)
     raise _halted(file, proven.version, proven.key)
 
 

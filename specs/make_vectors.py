@@ -17,6 +17,7 @@ import vectors_content
 import vectors_deltas
 import vectors_encoding
 import vectors_envelopes
+import vectors_equivocations
 import vectors_gossip
 import vectors_model
 import vectors_peers
@@ -74,6 +75,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_checkpoints.chunks),
     "trees": ("Files and their chunks: chapter 09.", vectors_checkpoints.trees),
     "chains": ("Manifests of a chain: chapter 09.", vectors_checkpoints.chains),
+    "equivocations": (
+        "Proofs of two checkpoints of one version: chapter 09.",
+        vectors_equivocations.equivocations,
+    ),
     "deltas": ("Deltas between safetensors files: chapter 09.", vectors_deltas.deltas),
     "receipts": ("Receipts: chapter 10.", vectors_receipts.receipts),
     "proofs": ("Proof files: chapter 10.", vectors_proofs.proofs),

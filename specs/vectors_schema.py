@@ -164,6 +164,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "chunks": {"data": BYTES, "hash": HEX, "code?": CODE},
     "trees": {"data": BYTES, "entry": HEX, "code?": CODE},
     "chains": {"manifest": HEX, "chain": TEXTS, "code?": CODE},
+    "equivocations": {"proof": HEX, "key?": HEX, "version?": INT, "code?": CODE},
     "deltas": {
         "parent": BYTES,
         "delta?": BYTES,

@@ -116,6 +116,12 @@ class Stage:
             assert self._changed.wait_for(lambda: self._error or condition(), seconds), self.status
         assert self._error is None, self._error
 
+    def ended(self) -> BaseException:
+        """Waits for the volunteer's own end; why it ended."""
+        self._thread.join(20)
+        assert self._error is not None, self.status
+        return self._error
+
     def close(self) -> None:
         trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
         self._thread.join(20)

@@ -230,7 +230,7 @@ def test_a_stranger_halts_nothing(following: Following, trainer: Trainer) -> Non
 
 
 async def test_a_halted_run_leaves_a_proof_that_anybody_can_check(
-    following: Following, trainer: Trainer, tmp_path: Path
+    following: Following, trainer: Trainer, tmp_path: Path, autojump_clock: object
 ) -> None:
     first, second = trainer.head(5), trainer.head(5, beacon=bytes(32))
     for data in (first, second):

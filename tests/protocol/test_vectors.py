@@ -16,6 +16,7 @@ from nous_node.envs import sort_digits
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.equivocation import open_equivocation
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.gossip import (
     GossipView,
@@ -326,6 +327,12 @@ def drive_model(case: Case) -> None:
     assert len(case["logits"]) == 259
 
 
+def drive_equivocation(case: Case) -> None:
+    proven = open_equivocation(raw(case["proof"]), RUN, MANIFEST)
+    assert (proven.key.hex(), proven.version) == (case["key"], case["version"])
+    assert len(set(proven.hashes)) == 2
+
+
 DRIVERS: dict[str, Callable[[Case], None]] = {
     "encoding": drive_encoding,
     "identities": drive_identity,
@@ -349,6 +356,7 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "chunks": drive_chunk,
     "trees": drive_tree,
     "chains": drive_chain,
+    "equivocations": drive_equivocation,
     "receipts": drive_receipts,
     "hellos": drive_hello,
     "nous-default": drive_model,
