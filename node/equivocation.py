@@ -35,8 +35,8 @@ class EquivocationError(LocalError):
 
 
 async def halt_on_conflict(following: Following, folder: Path) -> NoReturn:
-    """Waits for a conflict, keeps its proof in the folder of the run, and raises EquivocationError when others
-    have heard of it."""
+    """Waits for a conflict, keeps its proof in the folder of the run, and raises EquivocationError once it
+    has gone on to others."""
     conflict = await following.conflicted()
     data = conflict.to_bytes()
     proven = open_equivocation(data, following.run, following.manifest)
