@@ -31,6 +31,10 @@ DEFAULT_NICE: Final = 10
 DEFAULT_DISK: Final = 20_000_000_000
 """Two checkpoints of a model of 2 billion parameters in bf16, and what is being fetched."""
 
+DEFAULT_NEIGHBOURS: Final = 8
+MAX_NEIGHBOURS: Final = 32
+"""No more connections are begun by a node that has 32."""
+
 DEFAULT_PORT: Final = 4001
 """libp2p's usual one."""
 FIXED_PORT: Final = (f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT}",)
@@ -75,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True):
     """TCP port at which chunks are also served over plain HTTP; None: not."""
     mirror: tuple[str, ...] = ()
     """Base URLs of mirrors that a trainer names in its checkpoints."""
+    neighbours: int = DEFAULT_NEIGHBOURS
+    """Peers that volunteers and relays look for beside those of the invite; 0: none, and nobody is told where
+    this node can be dialled."""
     mdns: bool = True
     """Whether trainers and relays tell the local network of their run."""
 
@@ -216,6 +223,7 @@ _KINDS: Final[dict[str, _Kind]] = {
     "keep": _whole(1, 100_000),
     "http": _whole(1, 65_535),
     "mirror": _Kind("http or https URLs", _list_of("http")),
+    "neighbours": _whole(0, MAX_NEIGHBOURS),
     "mdns": _Kind("true or false", _yes_or_no),
 }
 

@@ -20,6 +20,7 @@ from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.errors import NousError, RemoteError
 
 from .blobs import BlobIndex, FetchError, verify_folder
+from .config import DEFAULT_NEIGHBOURS
 from .equivocation import halt_on_conflict
 from .events import Note, Report
 from .fetch_plan import Plan, Target, is_left_for, missing_manifests, plans
@@ -29,6 +30,7 @@ from .home import StorageError, disk_errors, write_atomic
 from .joined import JoinedFolder, TooLargeError, refuse_checkpoint
 from .keeping import FILES, Use, kept, total
 from .making import adopt, make_files, recipes
+from .neighbours import Neighbours
 from .network import Network
 from .swarm import Swarm
 
@@ -56,11 +58,12 @@ class Holdings:
         disk: int,
         report: Report,
         keep: int | None = None,
+        neighbours: int = DEFAULT_NEIGHBOURS,
     ) -> None:
         """`disk`: bytes that checkpoints may take. `keep`: checkpoints to hold at least while they fit; None:
-        what the run needs."""
+        what the run needs. `neighbours`: see `config.Settings`."""
         self.index = BlobIndex(self._tell_damage)
-        self.swarm = Swarm(network, following.run, self.index)
+        self.swarm = Swarm(network, following.run, self.index, introductions=Neighbours(network, neighbours))
         self.newest: Head | None = None
         self.in_use: Head | None = None
         """What the worker reads or is about to: a cold start takes it seconds, in which many versions may

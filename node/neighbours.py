@@ -22,10 +22,12 @@ from nous_node.protocol.errors import NousError
 from nous_node.protocol.introductions import IP, Endpoint, believed, passed_on, told, vouched
 from nous_node.protocol.streams import MAX_INTRODUCED
 
-WANTED: Final = 8
+from .config import DEFAULT_NEIGHBOURS, MAX_NEIGHBOURS
+
+WANTED: Final = DEFAULT_NEIGHBOURS
 """Neighbours of one's own choice: with the trainer's few they make a swarm of any size connected."""
 
-MOST_CONNECTED: Final = 32
+MOST_CONNECTED: Final = MAX_NEIGHBOURS
 """Connections, those that others began included, from which on nobody more is looked for."""
 
 DIALS_AT_ONCE: Final = 2
@@ -127,8 +129,11 @@ class _Memory(Generic[Key]):
 class Neighbours:
     """Whom this node introduces, and whom it knows by introductions."""
 
-    def __init__(self, network: NeighbourNetwork, entropy: random.Random | None = None) -> None:
-        self._network = network
+    def __init__(
+        self, network: NeighbourNetwork, wanted: int = WANTED, entropy: random.Random | None = None
+    ) -> None:
+        """`wanted`: neighbours that are looked for; with 0 none, and nobody is told where this node is."""
+        self._network, self._wanted = network, wanted
         self._entropy = entropy or random.Random()
         self._announced: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
         self._candidates: dict[Endpoint, str] = {}
@@ -147,7 +152,9 @@ class Neighbours:
     def ours(self, peer: str) -> list[str]:
         """Addresses at which this node can be dialled, for a connected peer."""
         listener = self._connected().get(peer)
-        return [] if listener is None else told(self._network.addresses, listener.address)
+        if listener is None or not self._wanted:
+            return []
+        return told(self._network.addresses, listener.address)
 
     def note_addresses(self, peer: str, addresses: Sequence[str]) -> None:
         """A peer takes part, and says where it can be dialled."""
@@ -184,7 +191,7 @@ class Neighbours:
     def note_introduced(self, peer: str, addresses: Sequence[str]) -> None:
         """A peer says who else takes part."""
         connected, now = self._connected(), trio.current_time()
-        introducer = connected.get(peer)
+        introducer = connected.get(peer) if self._wanted else None
         if introducer is None or self._introducers.waits(peer, now, STRIKES):
             return
         room = OF_ONE_INTRODUCER - sum(by == peer for by in self._candidates.values())
@@ -205,8 +212,10 @@ class Neighbours:
         return frozenset(self._chosen) & frozenset(self._connected())
 
     async def run(self, meet: Callable[[str], Awaitable[None]]) -> None:
-        """Forever: looks for neighbours and keeps the better ones. `meet` exchanges have-messages with a
-        connected peer, which brings introductions."""
+        """Looks for neighbours and keeps the better ones, forever where any are wanted. `meet` exchanges
+        have-messages with a connected peer, which brings introductions, and raises nothing."""
+        if not self._wanted:
+            return
         async with trio.open_nursery() as nursery:
             for _ in range(DIALS_AT_ONCE):
                 nursery.start_soon(self._dial_loop)
@@ -219,7 +228,7 @@ class Neighbours:
             await trio.sleep(wait * self._entropy.uniform(0.7, 1.3))
             wait = min(LAST_LOOK_S, 2 * wait)
             peers = list(self._connected())
-            if peers and len(self.chosen) < WANTED:
+            if peers and len(self.chosen) < self._wanted:
                 await meet(self._entropy.choice(peers))
 
     async def _dial_loop(self) -> None:
@@ -236,7 +245,7 @@ class Neighbours:
         connected, now = self._connected(), trio.current_time()
         self._chosen = {peer: known for peer, known in self._chosen.items() if peer in connected}
         self._candidates = {one: by for one, by in self._candidates.items() if one.peer not in connected}
-        if len(self._chosen) + self._dialling >= WANTED or len(connected) >= MOST_CONNECTED:
+        if len(self._chosen) + self._dialling >= self._wanted or len(connected) >= MOST_CONNECTED:
             return None
         fit = [one for one in self._candidates if not self._waits(one, now)]
         if not fit:
@@ -282,7 +291,7 @@ class Neighbours:
         brought something in this time but it did not."""
         chosen = self.chosen
         waiting = any(not self._waits(one, now) for one in self._candidates)
-        if len(chosen) < WANTED or not waiting or not self._brought:
+        if len(chosen) < self._wanted or not waiting or not self._brought:
             return None
         idle = [peer for peer in chosen if not self._brought[peer] and now - self._chosen[peer][1] >= TRIAL_S]
         return self._entropy.choice(sorted(idle)) if idle else None

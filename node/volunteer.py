@@ -105,7 +105,9 @@ class _Volunteer:
         self.settings, self.identity, self.folder = settings, identity, folder
         self.network, self.following, self.outbox, self.report = network, following, outbox, report
         self.manifest = following.manifest
-        self.holdings = Holdings(network, following, folder, settings.disk, report, settings.keep)
+        self.holdings = Holdings(
+            network, following, folder, settings.disk, report, settings.keep, settings.neighbours
+        )
         self.engine_facts = EngineFacts(ENGINE, metadata.version("nous-node"), "", settings.device)
         self.contribution = Contribution(following, outbox)
         self.restraint = Restraint(identity.key, outbox, report)

@@ -19,6 +19,7 @@ import vectors_encoding
 import vectors_envelopes
 import vectors_equivocations
 import vectors_gossip
+import vectors_introductions
 import vectors_model
 import vectors_peers
 import vectors_proofs
@@ -43,6 +44,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "streams": ("Frames of the stream protocols: chapter 03.", vectors_swarm.streams),
     "bitmaps": ("Which chunks a have-bitmap names: chapter 03.", vectors_swarm.bitmaps),
     "blobs": ("Streams of /nous/blob/1 for one chunk: chapter 03.", vectors_swarm.blobs),
+    "introductions": (
+        "Addresses of peers that are passed on or believed: chapter 03.",
+        vectors_introductions.introductions,
+    ),
     "shards": ("Which rollout topic a key belongs to: chapter 04.", vectors_runs.shards),
     "gossip": ("Verdicts on messages in their order: chapter 04.", vectors_gossip.gossip),
     "runs": ("Run manifests: chapter 05.", vectors_runs.runs),

@@ -39,6 +39,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "streams": {"message": TEXT, "frame": HEX, "value?": VALUE, "code?": CODE},
     "bitmaps": {"chunks": INT, "have": HEX, "held?": INTS, "code?": CODE},
     "blobs": {"hash": HEX, "request": HEX, "reply": HEX, "data?": HEX, "code?": CODE},
+    "introductions": {
+        "remote": TEXT,
+        "peer?": TEXT,
+        "dialled?": BOOL,
+        "addresses": TEXTS,
+        "asker?": TEXT,
+        "result": TEXTS,
+    },
     "shards": {"key": HEX, "shards": INT, "shard": INT},
     "gossip": {
         "known": OBJECTS,

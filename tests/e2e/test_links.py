@@ -57,8 +57,10 @@ def net(make_village: Any, make_run: Any, journal: Any) -> Iterator[Net]:
         net = Net(village, journal(folder), trainer, Proxy(trainer.port()))
         net.join("nowhere", net.invite_at(1))
         net.relay = village.relay("relay", net.invite)
-        net.join("behind", net.relay.invite())
-        net.join("cut", net.invite_at(net.line.port))
+        alone = village.folder / "alone.toml"
+        alone.write_text("neighbours = 0\n")  # nobody leads them around what they know
+        net.join("behind", net.relay.invite(), "--config", str(alone))
+        net.join("cut", net.invite_at(net.line.port), "--config", str(alone))
         net.join("some", net.invite, "--rollouts", "5")
         net.join("while", net.invite, "--minutes", "0.05")
         yield net

@@ -35,6 +35,13 @@ def written(home: Home, text: str) -> Path:
     return path
 
 
+def test_nobody_has_to_look_for_neighbours(home: Home) -> None:
+    assert load_settings(home, None, {}, {}).neighbours == 8
+    assert load_settings(home, written(home, "neighbours = 0"), {}, {}).neighbours == 0
+    with pytest.raises(LocalError, match="a whole number from 0 to 32"):
+        load_settings(home, None, {"NOUS_NODE_NEIGHBOURS": "33"}, {})
+
+
 def test_defaults_leave_the_machine_usable(home: Home) -> None:
     loaded = load_settings(home, None, {}, {})
     assert 1 <= loaded.threads <= max(1, (os.cpu_count() or 1) // 2)

@@ -32,8 +32,9 @@ def test_constants_are_those_of_the_config_file(name: str) -> None:
 CHAPTER_OF = {
     "03-transport.md": (
         "node.hardening node.muxer node.muxer_stream node.gossip node.gossip_memory node.mesh node.offences "
-        "node.network node.relay node.requests node.liveness node.following node.holdings node.uploads "
-        "node.http_server node.http_wire node.http_source node.shares node.swarm node.swarm_download"
+        "node.network node.relay node.requests node.liveness node.neighbours protocol.introductions "
+        "node.following node.holdings node.uploads node.http_server node.http_wire node.http_source "
+        "node.shares node.swarm node.swarm_download"
     ),
     "06-tasks-and-sampling.md": "node.renewals node.journal_counters",
     "08-verification.md": (

@@ -26,6 +26,7 @@ from nous_node.protocol.gossip import (
     judge_rollout,
 )
 from nous_node.protocol.identity import Identity, peer_id, verify
+from nous_node.protocol.introductions import believed, passed_on, vouched
 from nous_node.protocol.references import chunks, cut, open_group, read_reference, unpack
 from nous_node.protocol.rollouts import (
     RolloutGroup,
@@ -161,6 +162,14 @@ def drive_blob(case: Case) -> None:
 
 def drive_shard(case: Case) -> None:
     assert runs.shard_of(raw(case["key"]), case["shards"]) == case["shard"]
+
+
+def drive_introduction(case: Case) -> None:
+    if "peer" in case:
+        found = vouched(case["peer"], case["remote"], not case["dialled"], case["addresses"])
+        assert passed_on(found, case["asker"]) == case["result"]
+    else:
+        assert [one.address for one in believed(case["addresses"], case["remote"])] == case["result"]
 
 
 def drive_gossip(case: Case) -> None:
@@ -341,6 +350,7 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "streams": drive_stream,
     "bitmaps": drive_bitmap,
     "blobs": drive_blob,
+    "introductions": drive_introduction,
     "shards": drive_shard,
     "gossip": drive_gossip,
     "runs": drive_run,
