@@ -15,35 +15,38 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
 import trio
 
-from nous_node.protocol.constants import MAX_ADDRESSES, MAX_ENVELOPE
+from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.envelope import Envelope, Kind
 from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.gossip import Judgement, Verdict, judge_rollout
 from nous_node.protocol.receipts import Hello, Receipt, Receipts, refused
-from nous_node.protocol.rollouts import RolloutGroup
+from nous_node.protocol.references import MAX_REFERENCE, read_reference
+from nous_node.protocol.rollouts import Reference, RolloutGroup
 from nous_node.protocol.runs import Invite
 
 from .blobs import BlobIndex
-from .canary import rollback_sentence
+from .bodies import Bodies
 from .config import Settings
 from .discovery import nearby
 from .events import Note, Report, RunReady, Summary
-from .following import Following, Head, now_ms
+from .following import Following, now_ms
 from .hellos import Answers
 from .home import Home
 from .http_server import chunks_by_http
-from .learner_messages import Updated
-from .learning import read_learning
+from .learning import Learning, read_learning
 from .lessons import Lessons
 from .losses import Losses
+from .neighbours import Neighbours
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
-from .pipe import ChildDied
+from .own_heads import OwnHeads
 from .publishing import Publisher, damage
-from .renewals import Renewals, wanted
+from .releases import Releases
+from .renewals import Renewals
 from .runfolder import RunFolder
 from .standings import Standings
 from .store import Journal, RunRules, StoredGroup
@@ -77,8 +80,10 @@ async def trainer(
     *,
     entropy: Callable[[int], bytes],
     renewals: Renewals | None = None,
+    rollback: bool = False,
 ) -> Summary:
-    """Trains the run in `folder` until `stop`. `entropy(32)` draws beacons, `renewals` says when.
+    """Trains the run in `folder` until `stop`. `entropy(32)` draws beacons, `renewals` says when. `rollback`:
+    whether the folder's newest version takes the place of those that only peers know.
 
     Raises NousError where it cannot begin or go on; the sentence says what to do.
     """
@@ -90,16 +95,39 @@ async def trainer(
         )
     config = NetworkConfig(listen=settings.listen, announce=settings.announce, upload_limit=settings.upload)
     following = Following.of(folder.run, folder.envelope)
+    learning = read_learning(folder.learning)
+
     index = BlobIndex(lambda file: report(Note(damage(file), "error")))
     with Journal.open(folder.journal, RunRules.of(folder.run, folder.manifest)) as journal:
-        publisher = Publisher(identity, folder, journal, following, index, entropy)
+        publisher = Publisher(
+            identity,
+            folder,
+            journal,
+            following,
+            index,
+            entropy,
+            mirrors=settings.mirror,
+            full_every=learning.full_every,
+        )
         problem = await trio.to_thread.run_sync(publisher.resume)
         if problem:
             report(Note(problem, "warning"))
         async with open_network(identity.seed, config, journal.offenders()) as network:
+            overtake = publisher.overtake if rollback else None
+            own = OwnHeads(network, following, identity.key, folder.path.name, overtake, report)
             node = _Trainer(
-                settings, folder, journal, publisher, following, network, report, renewals or Renewals()
+                settings,
+                folder,
+                learning,
+                journal,
+                publisher,
+                following,
+                network,
+                own,
+                report,
+                renewals or Renewals(),
             )
+            index.damaged = node.damaged
             serve_run(network, following, node.swarm)
             found = nearby(folder.run, network.addresses if settings.mdns else ())
             async with found, chunks_by_http(settings, network, node.swarm):
@@ -116,7 +144,9 @@ class _Arrival:
     agent: str | None
     """Of a hello."""
     group: StoredGroup | None
-    """Of a rollout whose checkpoint is still held."""
+    """Of a rollout or reference whose checkpoint is still held."""
+    reference: Reference | None = None
+    """Of a group whose content is to be fetched."""
 
 
 class _Trainer:
@@ -124,27 +154,39 @@ class _Trainer:
         self,
         settings: Settings,
         folder: RunFolder,
+        learning: Learning,
         journal: Journal,
         publisher: Publisher,
         following: Following,
         network: Network,
+        own: OwnHeads,
         report: Report,
         renewals: Renewals,
     ) -> None:
         self.settings, self.folder, self.journal = settings, folder, journal
         self.publisher, self.following, self.network, self.report = publisher, following, network, report
-        self.swarm = Swarm(network, folder.run, publisher.index)
+        self.swarm = Swarm(network, folder.run, publisher.index, introductions=Neighbours(network, wanted=0))
         self.manifest = folder.manifest
-        learning = read_learning(folder.learning)
-        self.keep = learning.keep_checkpoints
         self.judged: dict[bytes, _Arrival] = {}
         """By message: what the gossip path found out about those that are on their way to the journal."""
         self.receipts: deque[Receipt] = deque(maxlen=MAX_REPEATED)
         """For groups that did not come into the journal, which keeps those of its own."""
-        self.renewals = renewals
         self.training = Training(following, journal)
         self.standings = Standings(journal, following.view)
         self.answers = Answers()
+        self.releases = Releases(
+            publisher,
+            following,
+            network,
+            self.swarm,
+            own,
+            renewals,
+            journal,
+            self.training,
+            report,
+            keep=learning.keep_checkpoints if settings.keep is None else settings.keep,
+            room=settings.disk,
+        )
         self.lessons = Lessons(
             settings,
             folder,
@@ -153,9 +195,17 @@ class _Trainer:
             publisher,
             self.training,
             self.standings,
-            self._updated,
+            lambda updated: self.releases.updated(updated, self.lessons),
             report,
         )
+        self.own = own
+        self.bodies = Bodies(network, journal, self._take, self._absent, self.lessons.room, now_ms)
+
+    def damaged(self, file: Path) -> None:
+        """A published file is no longer what it was."""
+        self.publisher.damaged(file)
+        self.releases.hold()
+        self.report(Note(damage(file), "error"))
 
     async def run(self, stop: trio.Event) -> None:
         try:
@@ -165,14 +215,14 @@ class _Trainer:
                     inbox = self.network.subscribe(topic, self._judge(shard), INBOX, self._lost)
                     nursery.start_soon(self._intake_loop, inbox)
                 for loop in (
+                    self.own.run,
                     self.swarm.run,
-                    self.lessons.loop,
+                    self.bodies.run,
                     self._receipt_loop,
-                    self._beacon_loop,
                     self._status_loop,
                 ):
                     nursery.start_soon(loop)
-                self._hold()
+                nursery.start_soon(self.releases.run, self.lessons)
                 addresses = list(self.network.addresses)[:MAX_ADDRESSES]
                 invite = Invite(self.following.run, addresses).to_text()
                 self.report(RunReady(self.following.run.hex(), self.manifest.name, invite, addresses))
@@ -193,7 +243,7 @@ class _Trainer:
             if judgement.verdict is Verdict.ACCEPT:
                 self.judged[data] = self._arrival(judgement, data)
             else:
-                self._turned_away(judgement)
+                self._turned_away(judgement, forwarder)
             return judgement.verdict
 
         return judge
@@ -203,10 +253,11 @@ class _Trainer:
         assert envelope is not None
         if isinstance(body, Hello):
             return _Arrival(envelope.id, envelope.head.sender, body.agent, None)
-        assert isinstance(body, RolloutGroup)
+        assert isinstance(body, RolloutGroup | Reference)
         head = self.publisher.heads.get(body.checkpoint)
         group = None if head is None else _stored(envelope, body, head.version, data)
-        return _Arrival(envelope.id, envelope.head.sender, None, group)
+        reference = body if isinstance(body, Reference) else None
+        return _Arrival(envelope.id, envelope.head.sender, None, group, reference)
 
     def _lost(self, data: bytes) -> None:
         """The inbox stayed full: the message may come again."""
@@ -214,48 +265,73 @@ class _Trainer:
         if arrival is not None:
             self.following.view.memory.remove(arrival.id)
 
-    def _turned_away(self, judgement: Judgement) -> None:
+    def _turned_away(self, judgement: Judgement, forwarder: str) -> None:
         """What the gossip path did not accept: counted, and answered where its sender is genuine."""
         assert judgement.error is not None
         self.training.turned_away(judgement.error.code)
         envelope, group = judgement.envelope, judgement.body
         if judgement.error.code in (Code.QUARANTINED, Code.BANNED):
             group = self._of_distrusted(envelope)
-        if envelope is None or not isinstance(group, RolloutGroup):
+        if envelope is None or not isinstance(group, RolloutGroup | Reference):
             return
         # Stale, or of a checkpoint that is not known; it may have been in time when it first came. [GOS-12]
-        if not self.journal.repeated(_stored(envelope, group, self.following.version, b"")):
+        stored = _stored(envelope, group, self.following.version, b"")
+        if not self.journal.repeated(stored) and not self.bodies.repeated(stored, forwarder):
             self.receipts.append(refused(envelope.id, envelope.head.sender, judgement.error))
 
-    def _of_distrusted(self, envelope: Envelope | None) -> RolloutGroup | None:
+    def _of_distrusted(self, envelope: Envelope | None) -> RolloutGroup | Reference | None:
         """A group of a key that is not taken, where it is to be answered: not often. [RCP-7]"""
-        if envelope is None or envelope.head.kind != Kind.ROLLOUT:
+        if envelope is None or envelope.head.kind == Kind.HELLO:
             return None
         if not self.standings.answers(envelope.head.sender, now_ms()):
             return None
         with suppress(RemoteError):
+            if envelope.head.kind == Kind.REFERENCE:
+                return read_reference(envelope.content(MAX_REFERENCE), self.manifest.referenced_limit)
             return RolloutGroup.from_bytes(envelope.content(self.manifest.rollout_body_limit))
         return None
 
     async def _intake_loop(self, inbox: trio.MemoryReceiveChannel[tuple[bytes, str]]) -> None:
         """Journals what the gossip path accepted, as many at once as have come."""
-        async for first, _ in inbox:
+        async for first in inbox:
             batch = [first]
             while len(batch) < INBOX:
                 try:
-                    batch.append(inbox.receive_nowait()[0])
+                    batch.append(inbox.receive_nowait())
                 except (trio.WouldBlock, trio.EndOfChannel):
                     break
-            self._journal([self.judged.pop(data) for data in batch if data in self.judged])
+            judged = [(self.judged.pop(data), peer) for data, peer in batch if data in self.judged]
+            self._journal([arrival for arrival, _ in judged if arrival.reference is None])
+            for arrival, forwarder in judged:
+                self._refer(arrival, forwarder)
             await self.lessons.room()
+
+    def _refer(self, arrival: _Arrival, forwarder: str) -> None:
+        """Has the content of a group by reference fetched, where it is one."""
+        if arrival.group is None or arrival.reference is None:
+            return
+        error = self.bodies.offer(arrival.group, arrival.reference, forwarder)
+        if error is not None and error.code == Code.BUSY:
+            self.following.view.memory.remove(arrival.id)
+        elif error is not None and error.code != Code.DUPLICATE:
+            self.training.refused(error.code)
+            self.standings.sync(now_ms())
+
+    def _absent(self, groups: list[StoredGroup], error: RemoteError) -> None:
+        """Nothing came of a group by reference; the journal has the receipt of its first envelope."""
+        self.training.refused(error.code)
+        self.receipts.extend(refused(group.id, group.key, error) for group in groups[1:])
+        self.standings.sync(now_ms())
 
     def _journal(self, batch: list[_Arrival]) -> None:
         greetings = {arrival.key: arrival.agent for arrival in batch if arrival.agent is not None}
         if greetings:
             self.answers.heard(self.journal.hear_many(greetings, now_ms(), self.following.version))
-        groups = [arrival.group for arrival in batch if arrival.group is not None]
         for key in greetings:
             self.training.heard(key)
+        self._take([arrival.group for arrival in batch if arrival.group is not None])
+
+    def _take(self, groups: list[StoredGroup]) -> None:
         for group in groups:
             self.training.received(group.key, len(group.envelope))
         for error in self.journal.add_many(groups):
@@ -265,50 +341,7 @@ class _Trainer:
                 self.training.refused(error.code)
         self.standings.sync(now_ms())
 
-    # --- checkpoints and receipts go out ---------------------------------------------------------
-
-    async def _updated(self, updated: Updated) -> None:
-        """A new version from the learner: journalled with its groups in one transaction, then gossiped."""
-        head = self.publisher.update(updated)
-        self.renewals.updated(trio.current_time())
-        self.report(self.training.published(head, updated))
-        if updated.rolled_back is not None:
-            self.report(Note(rollback_sentence(updated), "warning"))
-        await self._announce(head)
-        await self.lessons.coach.published(head.version)
-        self.publisher.prune(self.keep, updated.good)
-
-    async def _beacon_loop(self) -> None:
-        """Draws a new beacon for keys that wait for one, when no update is near. [TSK-6]"""
-        while True:
-            await trio.sleep(self.renewals.idle)
-            if self.lessons.turn.locked() or not self.renewals.due(trio.current_time()):
-                continue
-            if not wanted(self.journal, self.following.version, now_ms()):
-                continue
-            async with self.lessons.turn:
-                head = self.publisher.renew()
-                self.renewals.renewed(trio.current_time())
-                with suppress(ChildDied):  # the next learner is opened at this version
-                    await self.lessons.coach.published(head.version)
-            await self._announce(head)
-
-    async def _announce(self, head: Head) -> None:
-        """Gossips the head; whoever misses it, or it is too large for gossip, asks for it within seconds."""
-        self._hold()
-        if len(head.envelope) > MAX_ENVELOPE:
-            return
-        try:
-            await self.network.publish(self.following.topics.checkpoints, head.envelope)
-        except NoSubscribersError:
-            return
-
-    def _hold(self) -> None:
-        """What others may be told that is here."""
-        for head in self.publisher.heads.values():
-            if head.version in self.publisher.folders:
-                self.swarm.hold(head.hash, head.manifest, files=True, deltas=False)
-        self.swarm.retain(self.publisher.heads)
+    # --- receipts go out -------------------------------------------------------------------------
 
     async def _receipt_loop(self) -> None:
         while True:
@@ -350,8 +383,8 @@ class _Trainer:
             self.journal.offended(offenders, now_ms())
 
 
-def _stored(envelope: Envelope, group: RolloutGroup, version: int, data: bytes) -> StoredGroup:
+def _stored(envelope: Envelope, group: RolloutGroup | Reference, version: int, data: bytes) -> StoredGroup:
     """A group as the journal knows it."""
-    digest = sha256(envelope.content()).digest()
+    digest = group.hash if isinstance(group, Reference) else sha256(envelope.content()).digest()
     place = (envelope.id, envelope.head.sender, group.checkpoint, version, group.counter)
     return StoredGroup(*place, digest, now_ms(), data)
