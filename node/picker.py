@@ -1,18 +1,19 @@
 """Which chunk is asked of which source next. A state machine: no clock and no I/O, times are arguments.
 
 Chunks are numbers; sets of them are the bits of an integer, so that a checkpoint of 30,000 chunks costs
-microseconds. Of what a source has the rarest chunk is taken, ties by lot, so that those who start together
-fetch different ones and then have something for each other. A complete source is spared what others who are
-still downloading have already: it is where everything comes from at first.
+microseconds. Of what a source has the rarest chunk is taken, ties by lot. A complete source is where
+everything comes from at first: it is spared what others have who are still downloading, and what falls to them.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from .ownership import Ownership, draw, mask
 from .records import EXPECTED_RATE, Record, Records
 
 MAX_FLYING = 32 * 1024 * 1024
@@ -62,6 +63,7 @@ class Ask:
 @dataclass(slots=True)
 class _Source:
     record: Record
+    peer: str
     claims: int = 0
     """Chunks that it says it has, and has not failed to deliver."""
     failed: int = 0
@@ -89,9 +91,11 @@ class _Source:
 
 
 class Picker:
-    """One download. `sizes`: bytes of each chunk that is missing."""
+    """One download. `sizes`: bytes of each chunk that is missing. `us`: the name that others know us by."""
 
-    def __init__(self, sizes: Mapping[int, int], records: Records, entropy: random.Random) -> None:
+    def __init__(
+        self, sizes: Mapping[int, int], records: Records, entropy: random.Random, us: str = ""
+    ) -> None:
         self.missing = mask(sizes)
         self._all = self.missing
         self._free = self.missing
@@ -101,19 +105,26 @@ class Picker:
         """By the number of sources that are no whole ones and have them: chunks."""
         self._sources: dict[str, _Source] = {}
         self._given_up: set[str] = set()
+        self._ownership = Ownership(us)
+        self._shrunk = -math.inf
+        """When a chunk that only complete sources had came to somebody else."""
         self._flying = 0
         self._typical = sum(sizes.values()) / max(1, len(sizes))
 
     # What is known of sources
 
-    def offer(self, name: str, claims: int, now: float, *, assumed: bool = False) -> None:
-        """A source has these chunks; with `assumed` nobody has said so."""
+    def offer(self, name: str, claims: int, now: float, *, peer: str = "", assumed: bool = False) -> None:
+        """A source has these chunks; with `assumed` nobody has said so. `peer`: whose it is, where that has
+        another name."""
         source = self._sources.get(name)
         if source is None:
-            source = self._sources[name] = _Source(self._records.of(name, now))
+            source = self._sources[name] = _Source(self._records.of(name, now), peer or name)
         source.assumed = assumed
         whole = claims & self._all == self._all
+        if claims & self._levels[0] & self.missing and not whole:
+            self._shrunk = now
         self._claim(source, claims & self._all & ~source.failed, whole)
+        self._ownership.share(one.peer for one in self._sources.values() if not one.whole)
 
     def leave(self, name: str) -> None:
         """A source is gone; what was asked of it is asked of others."""
@@ -235,11 +246,13 @@ class Picker:
             reliable |= self._sources[name].claims
         spared = self._spared(good)
         for name, source in self._by_load(now):
-            if name in good:
-                chunks = source.claims & (~spared if source.whole else -1)
+            chunks = source.claims & self._free
+            if name not in good:
+                chunk = self._rarest(chunks & ~reliable)
+            elif source.whole:
+                chunk = self._of_whole(source, chunks & ~spared, now)
             else:
-                chunks = source.claims & ~reliable
-            chunk = self._rarest(chunks & self._free)
+                chunk = self._rarest(chunks)
             if chunk is not None and self._fits(chunk):
                 return self._ask(name, source, chunk, now)
         claimed = 0
@@ -298,19 +311,23 @@ class Picker:
             return FIRST_WINDOW
         return max(1, min(MAX_WINDOW, -int(-rate * WINDOW_SECONDS // max(1.0, self._typical))))
 
+    def _of_whole(self, source: _Source, chunks: int, now: float) -> int | None:
+        """What nobody has who still downloads is fetched by the one of them whom it falls to; the others
+        leave it alone as long as such chunks go on arriving there."""
+        lonely = chunks & self._levels[0]
+        ours = self._ownership.draw(lonely, self._entropy)
+        if ours is not None:
+            return ours
+        patience = min(SPARED_SECONDS, 2 * source.wait(self._typical))
+        return self._rarest(chunks if now - self._shrunk > patience else chunks & ~lonely)
+
     def _rarest(self, chunks: int) -> int | None:
         if not chunks:
             return None
         for level in self._levels:
             if level & chunks:
-                return self._draw(level & chunks)
+                return draw(level & chunks, self._entropy)
         return None
-
-    def _draw(self, chunks: int) -> int:
-        """One of them, by lot: the next behind a place that is drawn."""
-        start = self._entropy.randrange(chunks.bit_length())
-        rest = chunks >> start << start or chunks
-        return (rest & -rest).bit_length() - 1
 
     def _fits(self, chunk: int) -> bool:
         return self._flying == 0 or self._flying + self._sizes[chunk] <= MAX_FLYING
@@ -358,13 +375,3 @@ class Picker:
                 copies, least = found.get(chunk, (0, left))
                 found[chunk] = copies + 1, min(least, left)
         return found
-
-
-def mask(chunks: Mapping[int, int]) -> int:
-    """The set of some chunks. Built as bytes: bit by bit it would take the square of their number."""
-    if not chunks:
-        return 0
-    bits = bytearray(max(chunks) // 8 + 1)
-    for chunk in chunks:
-        bits[chunk // 8] |= 1 << chunk % 8
-    return int.from_bytes(bits, "little")

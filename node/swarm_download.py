@@ -52,6 +52,9 @@ class Peer(Protocol):
 class SwarmNetwork(Requester, Protocol):
     """The part of the network that a swarm needs."""
 
+    @property
+    def peer_id(self) -> str: ...
+
     def peers(self) -> Sequence[Peer]: ...
 
     async def refuse(self, peer: str, fault: str) -> None: ...
@@ -118,7 +121,7 @@ class Download:
         return self._fetched
 
     async def _fetch(self) -> None:
-        self._picker = Picker(self._sizes, self._records, self._entropy)
+        self._picker = Picker(self._sizes, self._records, self._entropy, self._network.peer_id)
         self._small = sum(self._sizes.values()) <= SMALL
         self._progress = trio.current_time()
         try:
@@ -175,20 +178,29 @@ class Download:
             if served is None or served in self._share.liars or self._picker.given_up(served):
                 self._offer(offered, peer.peer_id, member.have, now, assumed=member.assumed)
             else:
-                self._offer(offered, served, member.have, now)
+                self._offer(offered, served, member.have, now, peer=peer.peer_id)
                 self._owners[served] = peer.peer_id
         for name in self._picker.sources():
             if name not in offered:
                 self._drop(name)
 
-    def _offer(self, offered: set[str], name: str, claims: int, now: float, *, assumed: bool = False) -> None:
+    def _offer(
+        self,
+        offered: set[str],
+        name: str,
+        claims: int,
+        now: float,
+        *,
+        peer: str = "",
+        assumed: bool = False,
+    ) -> None:
         if name in self._share.liars:
             return
         if name not in self._sources:
             by_http = name.startswith(("http://", "https://"))
             self._sources[name] = self._http(name) if by_http else PeerSource(self._network, name)
         offered.add(name)
-        self._picker.offer(name, claims, now, assumed=assumed)
+        self._picker.offer(name, claims, now, peer=peer, assumed=assumed)
 
     def _drop(self, name: str) -> None:
         self._picker.leave(name)

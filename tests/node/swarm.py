@@ -39,6 +39,7 @@ class Peer:
 class Peers:
     """A network of peers, each of which answers every request for a chunk in its own way."""
 
+    peer_id = "us"
     answers: dict[str, Callable[[bytes], bytes]]
     asked: list[tuple[str, bytes]] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)

@@ -57,6 +57,7 @@ class Net:
 
     def __init__(self, trainer: BlobIndex) -> None:
         self.trainer = trainer
+        self.peer_id = "relay"
         self.stats = NetworkStats()
         self.addresses = [ADDRESS]
         self.upload = UploadLimit(None)
