@@ -20,6 +20,7 @@ from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, check_
 from nous_node.protocol.errors import RemoteError
 
 from .checkpoint_shelf import Shelf, Stored, is_base, signed
+from .journal_trim import KEPT_MANIFESTS
 from .wording import plural, printable
 
 NAMED = 4
@@ -34,7 +35,9 @@ class Outcome(StrEnum):
     PARTIAL = "partial"
     """A download that goes on: what is there of it is right."""
     UNKNOWN = "unknown"
-    """Nothing here says what it has to be."""
+    """Nothing here says what it has to be, and something should."""
+    FORGOTTEN = "forgotten"
+    """The journal keeps the manifests of the newest versions only."""
     GONE = "gone"
     """Only its manifest is here."""
 
@@ -213,21 +216,22 @@ def _names(names: Sequence[str]) -> str:
 def _unnamed(shelf: Shelf, stored: Stored) -> Checked:
     """Without a manifest only the base is known: the run's own manifest names its files."""
     if is_base(shelf, stored):
-        return _result(
-            shelf, stored, Outcome.WHOLE, "the base that the run's manifest names, not published yet"
-        )
-    if stored.version == 0 and not stored.hash:
-        problem = "it is not the base that the run's manifest names"
-        return _result(shelf, stored, Outcome.DAMAGED, f"{problem}: {_step(shelf)}", problems=[problem])
+        return _result(shelf, stored, Outcome.WHOLE, "the base that the run's manifest names")
     if not stored.is_here:
         return _result(shelf, stored, Outcome.GONE, "neither its files nor its manifest are here any more")
-    return _result(
-        shelf,
-        stored,
-        Outcome.UNKNOWN,
-        "its manifest is not here or damaged, so nothing says what it has to be: "
-        + ("verify a newer version." if shelf.role == "trained" else _step(shelf)),
-    )
+    if stored.version == 0:
+        problem = "it is not the base that the run's manifest names"
+        return _result(shelf, stored, Outcome.DAMAGED, f"{problem}: {_step(shelf)}", problems=[problem])
+    if shelf.role == "trained" and not stored.envelope:
+        return _result(
+            shelf,
+            stored,
+            Outcome.FORGOTTEN,
+            f"the journal keeps the manifests of the newest {KEPT_MANIFESTS} versions, so nothing says any "
+            "more what it has to be",
+        )
+    lack = "its manifest is not here or damaged, so nothing says what it has to be"
+    return _result(shelf, stored, Outcome.UNKNOWN, f"{lack}: {_step(shelf)}", problems=[lack])
 
 
 def _told(

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,18 @@ def test_run_that_was_never_trained_has_its_base(base_run: RunFolder, tmp_path: 
     assert tell(tmp_path, "verify")[0] == Exit.FAILED
 
 
+def test_version_whose_manifest_the_journal_has_forgotten_is_no_fault(
+    run: RunFolder, tmp_path: Path, tell: Tell
+) -> None:
+    with closing(sqlite3.connect(run.journal)) as connection, connection:
+        connection.execute("UPDATE checkpoints SET envelope = x''")
+    code, text, _ = tell(tmp_path, "verify", "all")
+    assert (code, [line.split(": ")[1] for line in text.splitlines()]) == (Exit.OK, ["whole", "forgotten"])
+    assert [one["state"] for one in events(tell(tmp_path, "list", "--json")[1])] == ["complete", "unknown"]
+    assert "cannot be verified" in tell(tmp_path, "export", "1", str(tmp_path / "model"))[2]
+    assert tell(tmp_path, "export", "0", str(tmp_path / "model"))[0] == Exit.OK
+
+
 def test_old_version_of_which_only_figures_are_left_is_not_listed(
     run: RunFolder, tmp_path: Path, tell: Tell
 ) -> None:
@@ -280,9 +294,6 @@ def test_old_version_of_which_only_figures_are_left_is_not_listed(
 def test_journal_that_names_a_folder_outside_of_the_run_is_damaged(
     run: RunFolder, tmp_path: Path, root: Identity, tell: Tell
 ) -> None:
-    import sqlite3
-    from contextlib import closing
-
     with closing(sqlite3.connect(run.journal)) as connection, connection:
         connection.execute("UPDATE checkpoints SET folder = '../../../etc' WHERE version = 1")
     code, _, text = tell(tmp_path, "list")
