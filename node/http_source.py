@@ -26,7 +26,7 @@ import trio
 
 from nous_node.protocol.errors import Code, RemoteError
 
-from .network_errors import RequestFailedError, UnreachableError
+from .network_errors import RequestFailedError, RequestTimeoutError, UnreachableError
 from .sources import CHUNK_SECONDS
 
 DIAL_S = 10.0
@@ -81,13 +81,15 @@ class HttpSource:
         """The `length` bytes that the server gives for a hash; the caller checks that.
 
         Raises RequestFailedError, with the code `not-found` where the server does not hold the chunk, `busy`
-        where it has no time or is too slow, `malformed` where it does not behave; UnreachableError.
+        where it has no time, `malformed` where it does not behave; RequestTimeoutError where it is too slow;
+        UnreachableError.
         """
+        started = trio.current_time()
         try:
             with trio.fail_after(CHUNK_SECONDS):
                 return await self._fetch(digest, length)
         except trio.TooSlowError as error:
-            raise RequestFailedError(self.name, "it is too slow", Code.BUSY) from error
+            raise RequestTimeoutError(self.name, round(trio.current_time() - started)) from error
         except h11.RemoteProtocolError as error:
             raise RequestFailedError(self.name, f"it does not speak HTTP ({error})") from error
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
