@@ -14,9 +14,10 @@ import trio
 
 from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.gossip import Judgement, Verdict, judge_checkpoint, judge_receipts, judge_rollout
+from nous_node.protocol.rollouts import Reference
 from nous_node.protocol.runs import Invite
 
-from .config import Settings
+from .config import DEFAULT_NEIGHBOURS, Settings
 from .discovery import nearby
 from .events import RelayStatus, Report, RunReady, Summary
 from .following import INBOX, Following, drain, now_ms
@@ -26,6 +27,7 @@ from .http_server import chunks_by_http
 from .joined import JoinedFolder, connecting, enter, entered, refuse_disk
 from .losses import Losses
 from .network import Network, NetworkConfig, open_network
+from .passing import Passing
 from .swarm import serve_run
 
 MAX_CONNECTIONS = 1024
@@ -56,7 +58,9 @@ async def relay(settings: Settings, home: Home, invite: Invite, report: Report, 
         following = await enter(network, invite, folder, report)
         report(entered(following))
         refuse_disk(following.manifest.model.bytes, settings.disk)
-        node = _Relay(folder, network, following, settings.disk, report, settings.keep or KEEP)
+        node = _Relay(
+            folder, network, following, settings.disk, report, settings.keep or KEEP, settings.neighbours
+        )
         found = nearby(invite.run, network.addresses if settings.mdns else ())
         async with found, chunks_by_http(settings, network, node.holdings.swarm):
             await node.run(stop)
@@ -74,9 +78,12 @@ class _Relay:
         disk: int,
         report: Report,
         keep: int = KEEP,
+        neighbours: int = DEFAULT_NEIGHBOURS,
     ) -> None:
         self.network, self.following, self.report = network, following, report
-        self.holdings = Holdings(network, following, folder, disk, report, keep)
+        self.holdings = Holdings(network, following, folder, disk, report, keep, neighbours)
+        self.passing = Passing(network)
+        self.holdings.index.elsewhere = self.passing.chunk
         self.forwarded = 0
         self.refused: Counter[str] = Counter()
         self.started = time.monotonic()
@@ -95,6 +102,7 @@ class _Relay:
             for topic, judge in judges.items():
                 nursery.start_soon(drain, network.subscribe(topic, self._counted(judge), INBOX))
             nursery.start_soon(self.holdings.run)
+            nursery.start_soon(self.passing.run)
             nursery.start_soon(self._status_loop)
             addresses = list(network.addresses)[:MAX_ADDRESSES]
             invite = Invite(following.run, addresses).to_text()
@@ -114,6 +122,8 @@ class _Relay:
                 self.forwarded += 1
                 if judgement.envelope is not None and judgement.envelope.head.kind == "checkpoint":
                     self.following.offer(data)
+                if judgement.envelope is not None and isinstance(judgement.body, Reference):
+                    self.passing.note(judgement.envelope.head.sender, judgement.body, forwarder)
             return judgement.verdict
 
         return counted

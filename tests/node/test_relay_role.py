@@ -27,6 +27,7 @@ from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.gossip import Verdict
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Receipts, accepted
+from nous_node.protocol.references import pack
 from nous_node.protocol.rollouts import Engine
 from nous_node.protocol.runs import Invite, Topics
 from nous_node.protocol.streams import (
@@ -185,6 +186,19 @@ async def test_checkpoints_are_followed_fetched_and_served(bench: Bench) -> None
         status = bench.relay.status()
         assert (status.version, status.peers) == (3, 1)
         assert status.chunks == len({digest for entry in bench.files for digest in entry.hashes()})
+
+
+async def test_chunks_of_a_forwarded_reference_are_had_from_whoever_forwarded_it(bench: Bench) -> None:
+    checkpoint = b"c" * 32
+    bench.relay.following.view.learn(checkpoint, 0)
+    reference, frame = pack(checkpoint, 0, b"group" * 100, 100_000)
+    digest = bench.net.trainer.add_bytes(frame)
+    async with bench.open():
+        with pytest.raises(RemoteError, match="does not hold"):
+            read_blob(await bench.asked(BLOB_PROTOCOL, BlobRequest(digest)))
+        data = bench.sealed(VOLUNTEER, Kind.REFERENCE, reference.to_bytes())
+        assert bench.hears(bench.topics.rollouts(0), data) is Verdict.ACCEPT
+        assert read_blob(await bench.asked(BLOB_PROTOCOL, BlobRequest(digest))) == frame
 
 
 async def test_a_relay_without_a_checkpoint_says_so(bench: Bench) -> None:
