@@ -7,6 +7,7 @@ in memory. All of it is on bit patterns: NaNs, infinities and the sign of zero c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -32,10 +33,12 @@ length, 60 MB in all for the widest types."""
 MAX_PAYLOAD: Final = 1 << 24
 """Bytes of one payload; the largest honest one is a full segment of 8-byte elements, half of this."""
 
-ORDERED: Final = ("BF16", "F16", "F32")
-"""Floats whose bit patterns are put in the order of their values, so that a small step is a small number."""
+EXPONENTS: Final = {"BF16": (7, 0xFF), "F16": (10, 0x1F), "F32": (23, 0xFF)}
+"""Types that have gaps -> where the exponent field of their bit patterns is: shift and mask."""
 
-COUNT_BYTES: Final = 4
+HEAD_BYTES: Final = 5
+"""A `gap` payload begins with the number of changes and the limit of the order. [DLT-6]"""
+
 LONG_GAP: Final = 255
 """A byte of gaps that says: as many unchanged elements, and the gap goes on."""
 
@@ -44,6 +47,12 @@ SPARSE: Final = 1 / 8
 
 SAMPLE: Final = 1 << 16
 """Elements of a segment with more changes that all encodings are tried on; the smallest takes the segment."""
+
+DENSE: Final = 1 / 16
+"""Share of changes from which the elements of an exponent stand in front: short gaps there, steps alike."""
+
+BLOCK: Final = 1_024
+"""Changes from which a run of exponents gets zstd blocks of its own, and so tables of its own."""
 
 Words = NDArray[np.unsignedinteger[Any]]
 Encoding = Literal["gap", "xor", "full"]
@@ -131,24 +140,23 @@ def make_payload(old: bytes, new: bytes, dtype: str) -> tuple[Encoding, bytes] |
         return None
     before, after = _words(old, dtype), _words(new, dtype)
     encoding = _smallest(before, after, dtype)
-    return encoding, _packed(encoding, before, after)
+    return encoding, _packed(encoding, before, after, dtype)
 
 
 def _smallest(before: Words, after: Words, dtype: str) -> Encoding:
     changed = np.count_nonzero(before != after)
-    if dtype in ORDERED and changed < SPARSE * len(before):
+    if dtype in EXPONENTS and changed < SPARSE * len(before):
         return "gap"
     start = max(0, len(before) - SAMPLE) // 2
     sample = slice(start, start + SAMPLE)
-    tried: list[Encoding] = ["gap", "xor", "full"] if dtype in ORDERED else ["xor", "full"]
-    return min(tried, key=lambda one: len(_packed(one, before[sample], after[sample])))
+    tried: list[Encoding] = ["gap", "xor", "full"] if dtype in EXPONENTS else ["xor", "full"]
+    return min(tried, key=lambda one: len(_packed(one, before[sample], after[sample], dtype)))
 
 
-def _packed(encoding: Encoding, before: Words, after: Words) -> bytes:
+def _packed(encoding: Encoding, before: Words, after: Words, dtype: str) -> bytes:
     match encoding:
         case "gap":
-            at = np.flatnonzero(before != after)
-            return _compressed(_gap_parts(at, before[at], after[at]))
+            return _compressed(_gap_parts(before, after, dtype))
         case "xor":
             return _compressed(_planes(before ^ after))
         case "full":
@@ -166,22 +174,24 @@ def apply_payload(old: bytes, encoding: Encoding, payload: bytes, dtype: str) ->
 
 
 def _apply_gap(before: Words, payload: bytes, dtype: str) -> bytes:
-    if dtype not in ORDERED:
+    if dtype not in EXPONENTS:
         raise RemoteError(Code.WRONG_TYPE, f"A gap payload is not for tensors of the type {dtype}.")
     elements, width = len(before), before.itemsize
-    longest = COUNT_BYTES + elements * (width + 1) + elements // LONG_GAP
-    data = _unpacked(payload, COUNT_BYTES + width + 1, longest)
-    count = int.from_bytes(data[:COUNT_BYTES], "big")
+    longest = HEAD_BYTES + elements * (width + 1) + elements // LONG_GAP
+    data = _unpacked(payload, HEAD_BYTES + width + 1, longest)
+    count, limit = int.from_bytes(data[: HEAD_BYTES - 1], "big"), data[HEAD_BYTES - 1]
     if not 0 < count <= elements:
         raise RemoteError(Code.OUT_OF_RANGE, f"A payload names {count} of {elements} elements.")
-    split = COUNT_BYTES + count * width
+    split = HEAD_BYTES + count * width
     at = _positions(np.frombuffer(data, np.uint8, offset=min(split, len(data))), count)
     if at[-1] >= elements:
         raise RemoteError(Code.OUT_OF_RANGE, f"A payload names the element {at[-1]} of {elements}.")
-    planes = np.frombuffer(data, np.uint8, count * width, COUNT_BYTES).reshape(width, count)
+    planes = np.frombuffer(data, np.uint8, count * width, HEAD_BYTES).reshape(width, count)
     steps = np.ascontiguousarray(planes.T).reshape(-1).view(before.dtype)
     if not steps.all():
         raise RemoteError(Code.OUT_OF_RANGE, "A payload names an element that does not change.")
+    if limit:
+        at = _Order(_exponents(before, dtype), limit).indices(at)
     after = before.copy()
     after[at] = _stepped(before[at], steps)
     return after.tobytes()
@@ -195,13 +205,70 @@ def _positions(gaps: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     return np.cumsum(gaps, dtype=np.int64)[ends] + np.arange(count)
 
 
-def _gap_parts(at: NDArray[np.int64], before: Words, after: Words) -> list[bytes]:
+def _gap_parts(before: Words, after: Words, dtype: str) -> list[bytes]:
+    """The content of a `gap` payload, cut where its statistics change."""
+    changed = before != after
+    exponents = _exponents(before, dtype)
+    limit = _limit(exponents, changed)
+    at, found = _Order(exponents, limit).ranks(changed)
     gaps = np.diff(at, prepend=-1) - 1
     long = gaps // LONG_GAP
-    stream = np.full(len(at) + int(long.sum()), LONG_GAP, np.uint8)
-    stream[np.cumsum(long + 1) - 1] = gaps - long * LONG_GAP
-    count = len(at).to_bytes(COUNT_BYTES, "big")
-    return [count, *_planes(_steps(before, after)), stream.tobytes()]
+    ends = np.cumsum(long + 1)
+    stream = np.full(ends[-1] if len(ends) else 0, LONG_GAP, np.uint8)
+    stream[ends - 1] = gaps - long * LONG_GAP
+    cuts = _cuts(exponents[found], limit)
+    parts = [len(at).to_bytes(HEAD_BYTES - 1, "big") + bytes([limit])]
+    for plane in _planes(_steps(before[found], after[found])):
+        parts += [plane[start:end] for start, end in pairwise(cuts)]
+    edges = [0, *ends[np.array(cuts[1:], np.int64) - 1].tolist()] if len(at) else [0]
+    return parts + [stream[start:end].tobytes() for start, end in pairwise(edges)]
+
+
+def _exponents(words: Words, dtype: str) -> NDArray[np.uint8]:
+    shift, mask = EXPONENTS[dtype]
+    return (words >> words.dtype.type(shift)).astype(np.uint8) & np.uint8(mask)
+
+
+def _limit(exponents: NDArray[np.uint8], changed: NDArray[np.bool_]) -> int:
+    """Above the highest exponent of whose elements many change: small weights take a step at each update."""
+    every = np.bincount(exponents[::16], minlength=256)
+    some = np.bincount(exponents[::16][changed[::16]], minlength=256)
+    dense = np.flatnonzero(some > DENSE * every)
+    return min(int(dense[-1]) + 1, 0xFF) if len(dense) else 0
+
+
+class _Order:
+    """How gaps count: exponents below `limit` first, rising; the other elements as they lie. [DLT-6]"""
+
+    def __init__(self, exponents: NDArray[np.uint8], limit: int) -> None:
+        self._small = np.flatnonzero(exponents < limit)
+        self.front = self._small[np.argsort(exponents[self._small], kind="stable")]
+
+    def ranks(self, changed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the changed elements in this order: their places in it, and in the segment."""
+        first = np.flatnonzero(changed[self.front])
+        behind = changed.copy()
+        behind[self.front] = False
+        rest = np.flatnonzero(behind)
+        places = rest - np.searchsorted(self._small, rest) + len(self.front)
+        return np.concatenate((first, places)), np.concatenate((self.front[first], rest))
+
+    def indices(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places in the segment of what stands at these rising places of the order."""
+        split = int(np.searchsorted(ranks, len(self.front)))
+        rest = ranks[split:] - len(self.front)
+        skipped = np.searchsorted(self._small - np.arange(len(self._small)), rest, side="right")
+        return np.concatenate((self.front[ranks[:split]], rest + skipped))
+
+
+def _cuts(exponents: NDArray[np.uint8], limit: int) -> list[int]:
+    """Where the changes of another exponent begin, `BLOCK` apart at least; the beginning and the end too."""
+    sizes = np.bincount(np.minimum(exponents, limit), minlength=limit + 1)
+    cuts = [0]
+    for end in np.cumsum(sizes).tolist():
+        if end - cuts[-1] >= BLOCK and len(exponents) - end >= BLOCK:
+            cuts.append(end)
+    return [*cuts, len(exponents)] if len(exponents) else cuts
 
 
 def _steps(before: Words, after: Words) -> Words:

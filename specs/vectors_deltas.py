@@ -38,21 +38,31 @@ def ordered(pattern: int, width: int) -> int:
     return 2 * half - 1 - pattern if pattern & half else pattern + half
 
 
-def gap(old: bytes, new: bytes, width: int) -> bytes:
+FIELDS = {"BF16": (7, 0xFF), "F16": (10, 0x1F), "F32": (23, 0xFF)}
+
+
+def gap(old: bytes, new: bytes, dtype: str, limit: int = 0) -> bytes:
     """Chapter 09, word for word."""
-    steps, gaps, last = b"", b"", -1
-    for at in range(len(old) // width):
-        before, after = (int.from_bytes(side[at * width :][:width], "little") for side in (old, new))
+    shift, mask = FIELDS[dtype]
+    width = 4 if dtype == "F32" else 2
+    pairs = [
+        tuple(int.from_bytes(side[at : at + width], "little") for side in (old, new))
+        for at in range(0, len(old), width)
+    ]
+    pairs.sort(key=lambda pair: min(pair[0] >> shift & mask, limit))  # stable
+    steps, gaps, unchanged = b"", b"", 0
+    for before, after in pairs:
         if before == after:
+            unchanged += 1
             continue
         size = 1 << (8 * width)
         signed = (ordered(after, width) - ordered(before, width)) % size
         signed -= size if signed >= size // 2 else 0
         steps += words(width, 2 * signed if signed >= 0 else -2 * signed - 1)
-        long, short = divmod(at - last - 1, 255)
+        long, short = divmod(unchanged, 255)
         gaps += b"\xff" * long + bytes([short])
-        last = at
-    return struct.pack(">I", len(steps) // width) + planes(steps, width) + gaps
+        unchanged = 0
+    return struct.pack(">IB", len(steps) // width, limit) + planes(steps, width) + gaps
 
 
 def safetensors(tensors: dict[str, Tensor], **more: Any) -> bytes:
@@ -101,6 +111,7 @@ class Change:
     width: int
     old: bytes
     new: bytes
+    limit: int = 0
 
     def tensors(self, data: bytes) -> dict[str, Tensor]:
         return {"w": (self.dtype, [len(data) // self.width], data)}
@@ -108,13 +119,17 @@ class Change:
     def content(self, encoding: str) -> bytes:
         match encoding:
             case "gap":
-                return gap(self.old, self.new, self.width)
+                return gap(self.old, self.new, self.dtype, self.limit)
             case "xor":
                 return xor(self.old, self.new, self.width)
             case _:
                 return planes(self.new, self.width)
 
 
+MIXED = (
+    words(2, 0x3F80, 0x3C00, 0xBF80, 0x0001, 0x3C01, 0x7FC0, 0x8000, 0xBC02, 0x3F00),
+    words(2, 0x3F81, 0x3C02, 0xBF80, 0x0003, 0x3C01, 0x7FC1, 0x8001, 0xBC01, 0x3EFF),
+)
 NUMBERS = Change(
     "BF16", 2, words(2, 0x3F80, 0x3C00, 0xBF80, 0x0001, 0), words(2, 0x3F81, 0x3C00, 0xBF81, 0, 0)
 )
@@ -142,6 +157,9 @@ def changes() -> list[dict[str, Any]]:
         ("bf16: 300 unchanged before the first, some behind the last", "DLT-6", Change("BF16", 2, bytes(604), bytes(600) + words(2, 1, 0)), "gap"),
         ("f16", "DLT-6", Change("F16", 2, words(2, 0x3C00, 0xBC00, 0x7BFF), words(2, 0x3BFF, 0xBC01, 0x7C00)), "gap"),
         ("f32: small and large steps", "DLT-6", Change("F32", 4, words(4, 0x3F800000, 0xBF800000, 0, 7), words(4, 0x3F800001, 0x3F800000, 0x80000000, 7)), "gap"),
+        *((f"bf16: exponents below {limit} first", "DLT-6", Change("BF16", 2, *MIXED, limit), "gap") for limit in (1, 120, 127, 128, 255)),
+        ("f16: exponents below 15 first", "DLT-6", Change("F16", 2, words(2, 0x7C00, 0x3C00, 0xB800, 0x3801, 0, 0x3BFF), words(2, 0x7C00, 0x3C01, 0xB800, 0x3802, 1, 0x3BFE), 15), "gap"),
+        ("f32: exponents below 127 first", "DLT-6", Change("F32", 4, words(4, 0x3F800000, 0xBF000000, 0, 0x3F000001, 0x80000001), words(4, 0x3F800001, 0xBF000000, 2, 0x3F000000, 0), 127), "gap"),
         ("one element", "DLT-6", Change("F32", 4, words(4, 1), words(4, 2)), "gap"),
         ("bf16: xor", "DLT-5", NUMBERS, "xor"),
         ("bf16: full", "DLT-5", NUMBERS, "full"),
@@ -186,8 +204,8 @@ def files() -> list[dict[str, Any]]:
     half: dict[str, Tensor] = {"w": ("BF16", [SEGMENT + 2], bytes(2 * SEGMENT + 4))}
     edge = {"w": ("BF16", [SEGMENT + 2], bytes(2 * SEGMENT - 2) + words(2, 1, 0, 1))}
     ends = [
-        (0, "gap", raw_frame(gap(bytes(2 * SEGMENT), edge["w"][2][: 2 * SEGMENT], 2))),
-        (1, "gap", raw_frame(gap(bytes(4), words(2, 0, 1), 2))),
+        (0, "gap", raw_frame(gap(bytes(2 * SEGMENT), edge["w"][2][: 2 * SEGMENT], "BF16"))),
+        (1, "gap", raw_frame(gap(bytes(4), words(2, 0, 1), "BF16"))),
     ]
     given = NUMBERS.tensors(NUMBERS.old)
     frame = raw_frame(NUMBERS.content("gap"))

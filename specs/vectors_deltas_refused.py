@@ -145,8 +145,8 @@ def headers() -> list[dict[str, Any]]:
     ]
 
 
-def _gap(count: int, steps: bytes, gaps: bytes) -> bytes:
-    return raw_frame(struct.pack(">I", count) + steps + gaps)
+def _gap(count: int, steps: bytes, gaps: bytes, limit: int = 0) -> bytes:
+    return raw_frame(struct.pack(">IB", count, limit) + steps + gaps)
 
 
 def payloads() -> list[dict[str, Any]]:
@@ -173,9 +173,9 @@ def payloads() -> list[dict[str, Any]]:
         ("more elements: xor", "DLT-4", "xor", raw_frame(bytes(12)), "size-mismatch"),
         ("one byte less: xor", "DLT-4", "xor", raw_frame(bytes(9)), "size-mismatch"),
         ("no element: full", "DLT-4", "full", raw_frame(b""), "size-mismatch"),
-        ("gaps of 6 bytes", "DLT-4", "gap", raw_frame(struct.pack(">I", 1) + b"\1\0"), "size-mismatch"),
+        ("gaps of 7 bytes", "DLT-4", "gap", raw_frame(struct.pack(">IB", 1, 0) + b"\1\0"), "size-mismatch"),
         ("gaps of only a count", "DLT-4", "gap", small, "size-mismatch"),
-        ("gaps of one byte too many", "DLT-4", "gap", raw_frame(GAP + bytes(20 - len(GAP))), "size-mismatch"),
+        ("gaps of one byte too many", "DLT-4", "gap", raw_frame(GAP + bytes(21 - len(GAP))), "size-mismatch"),
         ("no element changes", "DLT-6", "gap", _gap(0, b"", b"\0\0\0"), "out-of-range"),
         ("more elements than there are", "DLT-6", "gap", _gap(6, tail, b"\0"), "out-of-range"),
         ("2^32 - 1 elements", "DLT-6", "gap", _gap((1 << 32) - 1, tail, b"\0"), "out-of-range"),
@@ -184,9 +184,10 @@ def payloads() -> list[dict[str, Any]]:
         ("steps beyond the content", "DLT-6", "gap", _gap(5, tail, b"\0"), "size-mismatch"),
         ("a last gap that does not end", "DLT-6", "gap", _gap(1, tail, b"\0\xff"), "size-mismatch"),
         ("only a gap that does not end", "DLT-6", "gap", _gap(1, tail, b"\xff"), "size-mismatch"),
-        ("a position beyond the segment", "DLT-6", "gap", _gap(1, tail, b"\5"), "out-of-range"),
-        ("the second position beyond it", "DLT-6", "gap", _gap(2, b"\1\1\0\0", b"\4\0"), "out-of-range"),
-        ("a position far beyond", "DLT-6", "gap", _gap(1, tail, b"\xff\0"), "out-of-range"),
+        ("a place beyond the segment", "DLT-6", "gap", _gap(1, tail, b"\5"), "out-of-range"),
+        ("a place beyond it in another order", "DLT-6", "gap", _gap(1, tail, b"\5", 128), "out-of-range"),
+        ("the second place beyond it", "DLT-6", "gap", _gap(2, b"\1\1\0\0", b"\4\0"), "out-of-range"),
+        ("a place far beyond", "DLT-6", "gap", _gap(1, tail, b"\xff\0"), "out-of-range"),
         ("a step of 0", "DLT-6", "gap", _gap(1, b"\0\0", b"\0"), "out-of-range"),
         ("a second step of 0", "DLT-6", "gap", _gap(2, b"\1\0\0\0", b"\0\0"), "out-of-range"),
     ]  # fmt: skip
@@ -198,12 +199,14 @@ def payloads() -> list[dict[str, Any]]:
 
 def _results() -> list[dict[str, Any]]:
     whole = safetensors({"w": ("I16", [5], NUMBERS.old)})
-    changed = gap(NUMBERS.old, words(2, 0x3F82, 0x3C00, 0xBF81, 0, 0), 2)
+    changed = gap(NUMBERS.old, words(2, 0x3F82, 0x3C00, 0xBF81, 0, 0), "BF16")
     other = delta({"w": [(0, "gap", raw_frame(changed))]})
+    reordered = delta({"w": [(0, "gap", raw_frame(GAP[:4] + b"\x80" + GAP[5:]))]})
     more = safetensors({**OLD, "v": ("U8", [1], b"\1")})
     return [
         bad("gaps for whole numbers", "DLT-5", DELTA, "wrong-type", whole),
         bad("one element is another", "DLT-8 CKP-15", other, "hash-mismatch"),
+        bad("the same changes in another order", "DLT-8", reordered, "hash-mismatch"),
         bad("a change is missing", "DLT-8", delta({}), "hash-mismatch"),
         bad("another parent", "DLT-8", DELTA, "hash-mismatch", safetensors(NEW)),
         bad("a tensor without a hash", "DLT-8", DELTA, "hash-mismatch", tensors={}),

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nous_node.node.delta_files import apply_delta, write_delta
-from nous_node.protocol.deltas import ORDERED, SEGMENT
+from nous_node.protocol.deltas import EXPONENTS, SEGMENT
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.layout import MAX_BRACKETS, WIDTHS, read_layout
 
@@ -155,7 +155,7 @@ DENSITIES = [0.001, 0.05, 0.3, 1.0]
     ("dtype", "share"),
     [
         *((dtype, 0.2) for dtype in sorted(WIDTHS)),
-        *((dtype, share) for dtype in ORDERED for share in DENSITIES),
+        *((dtype, share) for dtype in EXPONENTS for share in DENSITIES),
     ],
 )
 def test_segments_of_all_types_and_densities(dtype: str, share: float, folder: Folder) -> None:
@@ -168,9 +168,25 @@ def test_segments_of_all_types_and_densities(dtype: str, share: float, folder: F
     delta = folder.delta(safetensors(old), safetensors(new))
     assert delta is not None
     assert folder.result(safetensors(old), delta, hashes(new)) == safetensors(new)
-    if dtype in ORDERED:
-        bits = {0.001: 0.02, 0.05: 0.5, 0.2: 1.3, 0.3: 1.6, 1.0: 1.6}[share]  # gaps, and steps up or down
+    if dtype in EXPONENTS:
+        bits = {0.001: 0.02, 0.05: 0.5, 0.2: 1.3, 0.3: 1.8, 1.0: 1.8}[share]  # gaps, and steps up or down
         assert 8 * len(delta) < bits * count
+
+
+def test_changes_that_follow_from_the_size_of_weights_cost_few_bits(folder: Folder) -> None:
+    """As Adam makes them: each weight moves by the rate, and bf16 shows it where the weight is small."""
+    rng = np.random.default_rng(7)
+    before = (rng.normal(0, 0.02, SEGMENT).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    weights = (before.astype(np.uint32) << 16).view(np.float32)
+    moved = weights + np.float32(1e-5) * rng.choice([-1, 1], SEGMENT).astype(np.float32)
+    after = ((moved.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+    old, new = {"w": ("BF16", before.tobytes())}, {"w": ("BF16", after.tobytes())}
+    changes = np.count_nonzero(before != after)
+    assert 0.02 * SEGMENT < changes < 0.1 * SEGMENT
+    delta = folder.delta(safetensors(old), safetensors(new))
+    assert delta is not None
+    assert 8 * len(delta) < 6 * changes
+    assert folder.result(safetensors(old), delta, hashes(new)) == safetensors(new)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
