@@ -8,20 +8,25 @@ tensors, a chunk or a megabyte at a time.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from io import FileIO
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, check_chunk
 from nous_node.protocol.errors import RemoteError
+from nous_node.protocol.layout import LENGTH_BYTES, Place, header_length, read_layout
 
 from .checkpoint_shelf import Shelf, Stored, is_base, signed
 from .journal_trim import KEPT_MANIFESTS
 from .wording import plural, printable
+
+READ_BYTES = 1 << 20
 
 NAMED = 4
 """Faults of one checkpoint that are named; of more only the number is told."""
@@ -180,15 +185,14 @@ def has_sizes(folder: Path, entries: Sequence[FileEntry]) -> bool:
 
 def check_tensors(folder: Path, manifest: CheckpointManifest) -> tuple[int, list[str]]:
     """Tensors that are what the manifest says, and what is wrong. [CKP-10]"""
-    from nous_node.trainer.checkpoint import tensor_hashes
-    from nous_node.trainer.errors import CheckpointError
-
     found: dict[str, bytes] = {}
-    try:
-        for path in _weight_files(folder, manifest):
-            found.update(tensor_hashes(path))
-    except CheckpointError as error:
-        return 0, [str(error)]
+    for entry in manifest.files:
+        if entry.path.endswith(".safetensors"):
+            try:
+                found.update(_tensor_hashes(folder / entry.path))
+            except (OSError, RemoteError) as error:
+                reason = str(error).rstrip(".")
+                return 0, [f"the tensors of {entry.path} cannot be read ({printable(reason, 200)})"]
     other = [name for name, digest in manifest.tensors.items() if name in found and found[name] != digest]
     missing = [name for name in manifest.tensors if name not in found]
     more = [name for name in found if name not in manifest.tensors]
@@ -204,8 +208,21 @@ def check_tensors(folder: Path, manifest: CheckpointManifest) -> tuple[int, list
     return len(manifest.tensors) - len(other) - len(missing), faults
 
 
-def _weight_files(folder: Path, manifest: CheckpointManifest) -> Iterator[Path]:
-    return (folder / entry.path for entry in manifest.files if entry.path.endswith(".safetensors"))
+def _tensor_hashes(path: Path) -> dict[str, bytes]:
+    """SHA-256 of each tensor's bytes. Raises RemoteError for what is no safetensors file."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(header_length(file.read(LENGTH_BYTES)))
+        return {place.name: _digest(file, place) for place in read_layout(header, size)}
+
+
+def _digest(file: BinaryIO, place: Place) -> bytes:
+    file.seek(place.offset)
+    digest, left = hashlib.sha256(), place.elements * place.width
+    while left and (piece := file.read(min(left, READ_BYTES))):
+        digest.update(piece)
+        left -= len(piece)
+    return digest.digest()
 
 
 def _names(names: Sequence[str]) -> str:

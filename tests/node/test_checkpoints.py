@@ -12,12 +12,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from nous_node.node.checkpoint_check import Outcome, check
 from nous_node.node.checkpoint_shelf import CHAIN, GOOD, IN_USE, NEWEST, chosen, shelves
 from nous_node.node.cli import main
 from nous_node.node.cli_exit import Exit
+from nous_node.node.create import folder_entries
 from nous_node.node.outbox import Outbox
 from nous_node.node.runfolder import RunFolder
 from nous_node.node.store import Journal
@@ -350,3 +352,31 @@ def test_hash_of_a_volunteers_manifest_has_to_be_the_one_its_folder_is_named_for
     )
     assert [one.version for one in chosen(tmp_path / "volunteer", None).stored] == [None, 0]
     assert checkpoint_hash(base.content).hex() == base.hash
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff" * 8,
+        (2).to_bytes(8, "little") + b"[]",
+        (2).to_bytes(8, "little") + b'""',
+        (6).to_bytes(8, "little") + b'{"a":1',
+        (100_000).to_bytes(8, "little") + b"[" * 100_000,
+        (20).to_bytes(8, "little") + b'{"a":{"data_offsets"',
+    ],
+)
+def test_file_that_the_trainer_signed_and_that_holds_no_tensors_is_told(
+    content: bytes, run: RunFolder, tmp_path: Path, root: Identity, tell: Tell
+) -> None:
+    manifest = manifest_of(run.checkpoint(1), 2, bytes(32))
+    shutil.copytree(run.checkpoint(1), run.checkpoint(2))
+    (run.checkpoint(2) / WEIGHTS).write_bytes(content)
+    with Journal.open(run.journal) as journal:
+        publish(
+            run, journal, root, msgspec.structs.replace(manifest, files=folder_entries(run.checkpoint(2)))
+        )
+    code, text, _ = tell(tmp_path, "verify", "2")
+    assert (code, "cannot be read" in text) == (Exit.FAILED, True)
+    assert tell(tmp_path, "export", "2", str(tmp_path / "model"))[0] == Exit.STORAGE
+    assert not (tmp_path / "model").exists()
