@@ -38,6 +38,9 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+RECENT = 4
+"""Heads that are remembered with their manifests, of which each may have 16 MB."""
+
 INBOX = 64
 """Accepted messages of a topic whose judge has done all the work already."""
 
@@ -91,6 +94,8 @@ class Following:
     head: Head | None = None
     heard: bool = False
     """Whether a peer has told its head since this node started."""
+    recent: list[Head] = field(default_factory=list)
+    """The last RECENT heads that were taken, the newest first."""
     conflict: Equivocation | None = None
     """What proves that a trainer key of this run signed two checkpoints of one version."""
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -135,6 +140,7 @@ class Following:
         if self.head is not None and head.version <= self.head.version:
             return None
         self.head = head
+        self.recent = [head, *self.recent[: RECENT - 1]]
         self._changed.set()
         self._changed = trio.Event()
         return head

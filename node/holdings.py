@@ -115,7 +115,8 @@ class Holdings:
 
     async def fetch_loop(self) -> None:
         """Keeps the newest checkpoint on disk; versions that came and went meanwhile are skipped, and so are
-        those that are too large, unless there is nothing else (TooLargeError).
+        those that are too large, unless there is nothing else (TooLargeError). Where nobody has the newest,
+        whose trainer may be gone, the one before it has to do that somebody has.
 
         Raises StorageError where the disk refuses.
         """
@@ -134,13 +135,33 @@ class Holdings:
                 continue
             except FetchError as error:
                 self._report(Note(str(error), "warning"))
+                await self._fetch_older(head)
                 await trio.sleep(RETRY_SECONDS)
                 continue
             version = head.version
-            self._before, self.newest = self.newest, head
-            self._make_room(self._disk)
-            self._changed.set()
-            self._changed = trio.Event()
+            self._show(head)
+
+    def _show(self, head: Head) -> None:
+        """It is complete, and newer than what was."""
+        self._before, self.newest = self.newest, head
+        self._make_room(self._disk)
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _fetch_older(self, newest: Head) -> None:
+        """Brings what may stand in for a head that nobody has, if there is something newer than what is here
+        and rollouts of it would not be stale."""
+        here = -1 if self.newest is None else self.newest.version
+        oldest = max(here + 1, newest.version - self._following.manifest.staleness)
+        for head in list(self._following.recent):
+            if oldest <= head.version < newest.version:
+                try:
+                    refuse_checkpoint(self._following.manifest, head.manifest.size, self._disk)
+                    await self._fetch(head)
+                except (FetchError, TooLargeError):
+                    continue
+                self._show(head)
+                return
 
     # --- one checkpoint --------------------------------------------------------------------------
 

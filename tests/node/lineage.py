@@ -45,6 +45,7 @@ PLENTY = 1 << 30
 class Peer:
     peer_id: str
     address: str = "/ip4/127.0.0.1/tcp/1"
+    inbound: bool = False
 
 
 @dataclass
@@ -52,6 +53,8 @@ class Net:
     """Peers by name, each of which answers from an index; those that are `lying` turn a bit of it."""
 
     served: dict[str, BlobIndex]
+    peer_id: str = "us"
+    addresses: tuple[str, ...] = ()
     lying: set[str] = field(default_factory=set)
     missing: set[bytes] = field(default_factory=set)
     """What nobody has."""

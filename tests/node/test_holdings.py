@@ -300,6 +300,43 @@ async def test_a_run_that_is_halted_stops_the_node(line: Lineage) -> None:
     assert (node.folder.path / "equivocation-1.proof").is_file()
 
 
+async def test_where_nobody_has_the_newest_the_one_before_has_to_do(
+    line: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a trainer dies right after it has published: what others have of it is spread all the same."""
+    monkeypatch.setattr("nous_node.node.holdings.RETRY_SECONDS", 0.01)
+    node = line.node()
+    heads = [line.full(), line.full(), line.full()]
+    line.net.missing |= line.files_of(heads[2]) - line.files_of(heads[0])
+    for head in heads[1:]:
+        node.hears(head)
+    async with node.at_work():
+        await node.holdings.changed()
+        assert node.holdings.newest is not None
+        assert node.holdings.newest.hash == heads[1].hash
+        node.assert_whole(heads[1])
+        line.net.missing.clear()
+        await node.gets(heads[2])
+
+
+async def test_what_would_be_stale_does_not_stand_in(line: Lineage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nous_node.node.holdings.RETRY_SECONDS", 0.01)
+    node = line.node()
+    old = line.full()
+    node.hears(old)
+    for _ in range(line.run.manifest.staleness):
+        line.full()
+    newest = line.full()
+    line.net.missing |= line.files_of(newest) - line.files_of(old)
+    node.hears(newest)
+    async with node.at_work():
+        while len(node.notes()) < 2:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+        assert node.holdings.newest is None
+        line.net.missing.clear()
+        await node.gets(newest)
+
+
 async def test_a_download_is_left_for_a_head_without_which_its_rollouts_would_be_stale(line: Lineage) -> None:
     staleness = line.run.manifest.staleness
     node = line.node()
