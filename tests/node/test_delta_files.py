@@ -182,7 +182,7 @@ def test_changes_that_follow_from_the_size_of_weights_cost_few_bits(folder: Fold
     after = ((moved.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
     old, new = {"w": ("BF16", before.tobytes())}, {"w": ("BF16", after.tobytes())}
     changes = np.count_nonzero(before != after)
-    assert 0.02 * SEGMENT < changes < 0.1 * SEGMENT
+    assert 0.1 * SEGMENT < changes < 0.2 * SEGMENT
     delta = folder.delta(safetensors(old), safetensors(new))
     assert delta is not None
     assert 8 * len(delta) < 6 * changes
