@@ -89,6 +89,8 @@ class Publisher:
         """Versions since the full one that the oldest of `heads` is made from."""
         self._full: Path | None = None
         """Folder of the full one that the newest is made from."""
+        self._mending: tuple[CheckpointManifest, Path] | None = None
+        """What is to be published again, since the newest is damaged on this disk."""
         self._spoilt: set[int] = set()
         """Versions whose deltas are damaged on this disk."""
 
@@ -101,12 +103,13 @@ class Publisher:
 
     # --- after a stop ----------------------------------------------------------------------------
 
-    def resume(self) -> str:
+    def resume(self, *, mend: bool = True) -> str:
         """Takes up the journal's checkpoints, or publishes version 0.
 
         Where the newest is damaged on disk (a power failure, a bad sector) the run goes on from the newest
-        that is whole, published again under the next number; where what leads to it is, the next one is full.
-        The sentence returned says so. Raises DamagedError where none is whole.
+        that is whole, published again under the next number, at once or (not `mend`) by `mend`; where what
+        leads to it is damaged, the next one is full. The sentence returned says so. Raises DamagedError where
+        none is whole.
         """
         path = self._folder.path
         for half in path.glob("*/.[0-9]*"):  # a crash while it was written
@@ -128,13 +131,26 @@ class Publisher:
                 del self.folders[version]
         if whole and whole[-1][0] is self.head.manifest:
             return self._check_chain({head.hash: folder for head, folder in stored.values()})
-        manifest, folder = whole[-1] if whole else (self._base(base), base)
-        damaged = self.head.version
-        renewed = self._publish(folder, self._next(manifest)).version
-        return (
-            f"Version {damaged} is damaged on this disk: the run goes on from version {manifest.version}, "
-            f"published again as version {renewed}."
+        self._mending = whole[-1] if whole else (self._base(base), base)
+        self._chain = Chain()
+        said = (
+            f"Version {self.head.version} is damaged on this disk: the run goes on from version "
+            f"{self._mending[0].version}, published again as version {self.head.version + 1}."
         )
+        if mend:
+            self.mend()
+        return said
+
+    @property
+    def mending(self) -> bool:
+        """Whether `mend` has to be called before a learner can be opened at the newest version."""
+        return self._mending is not None
+
+    def mend(self) -> None:
+        """Publishes what is whole again, where the newest is damaged."""
+        if self._mending is not None:
+            (manifest, folder), self._mending = self._mending, None
+            self._publish(folder, self._next(manifest))
 
     def _base(self, folder: Path) -> CheckpointManifest:
         """Version 0, checked against the run's manifest."""
@@ -196,11 +212,12 @@ class Publisher:
     def overtake(self, newest: Head) -> Head:
         """Publishes this folder's newest weights above a version that it does not have: the trainer's word
         that those between are given up."""
-        here = self.folders[self.head.version]
-        manifest = msgspec.structs.replace(
-            self._next(self.head.manifest), version=newest.version + LEAP, parent=newest.hash
+        manifest, folder = self._mending or (self.head.manifest, self.folders[self.head.version])
+        self._mending = None
+        above = msgspec.structs.replace(
+            self._next(manifest), version=newest.version + LEAP, parent=newest.hash
         )
-        return self._publish(here, manifest, leap=True)
+        return self._publish(folder, above, leap=True)
 
     def _next(self, manifest: CheckpointManifest) -> CheckpointManifest:
         """The content of `manifest` as the version after the newest, in full."""
@@ -296,7 +313,10 @@ class Publisher:
         """
         newest = _number(self.folders[self.head.version])
         self._delete(self._numbered("optimizer"), lambda number: number >= newest or number == good)
-        self._delete(self._numbered("deltas"), lambda number: number >= min(self._links))
+        self._delete(
+            self._numbered("deltas"),
+            lambda number: number > self.head.version or bool(self._deltas(number)),
+        )
         beside = sum(
             _size(folder) for kind in ("deltas", "optimizer") for folder in self._numbered(kind).values()
         )
@@ -309,6 +329,11 @@ class Publisher:
         gone = surplus(sizes, needed, keep, (total if room is None else room) - beside)
         self._delete(folders, lambda number: number not in gone)
         return total - sum(sizes[number] for number in gone)
+
+    def _deltas(self, version: int) -> Sequence[FileEntry]:
+        """Those of a version that leads to others, or to the newest."""
+        head = self._links.get(version)
+        return [] if head is None else head.manifest.deltas
 
     def _numbered(self, kind: str) -> dict[int, Path]:
         """Folders of versions, by the numbers that they are named for."""

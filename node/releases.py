@@ -58,9 +58,10 @@ class Releases:
     async def run(self, lessons: Lessons) -> None:
         """Forever: lessons, whose `updated` is ours, and beacons between them."""
         self.hold()
-        if self._own.rolling_back:  # the learner begins with the version that this makes
+        if self._own.rolling_back or self._publisher.mending:
             self._training.doing = "asking peers for newer versions"
             await self._own.settled.wait()
+            self._publisher.mend()  # the learner begins with this version, or with what it was rolled back to
             await self._announce(self._publisher.head)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._beacon_loop, lessons)

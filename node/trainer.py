@@ -109,7 +109,7 @@ async def trainer(
             mirrors=settings.mirror,
             full_every=learning.full_every,
         )
-        problem = await trio.to_thread.run_sync(publisher.resume)
+        problem = await trio.to_thread.run_sync(lambda: publisher.resume(mend=False))
         if problem:
             report(Note(problem, "warning"))
         async with open_network(identity.seed, config, journal.offenders()) as network:

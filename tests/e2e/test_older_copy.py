@@ -34,7 +34,7 @@ def test_an_older_copy_stops_before_it_signs_anew_and_rolls_back_when_told_to(
     old.rename(folder.path)
 
     trainer = village.train(port=port)
-    assert trainer.exit_code(40) == Exit.STORAGE
+    assert trainer.exit_code(60) == Exit.STORAGE
     assert f"the newest version here is {copied}, and a peer holds version" in trainer.sentence()
     assert journal(folder).version == copied
 

@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 class Press:
     """Takes up a run; `said` is what it says of it."""
 
-    def __init__(self, folder: RunFolder, root: Identity, **choices: Any) -> None:
+    def __init__(self, folder: RunFolder, root: Identity, *, mend: bool = True, **choices: Any) -> None:
         self.folder, self.root = folder, root
         self.journal = Journal.open(folder.journal)
         self.following = Following.of(folder.run, folder.envelope)
@@ -32,7 +32,7 @@ class Press:
         self.index = BlobIndex(self.damaged.append)
         entropy = random.Random(0).randbytes
         self.publisher = Publisher(root, folder, self.journal, self.following, self.index, entropy, **choices)
-        self.said = self.publisher.resume()
+        self.said = self.publisher.resume(mend=mend)
 
     def update(self, used: list[bytes] | None = None, delta: int | None = None) -> int:
         """A version with weights of its own, and with a delta of so many bytes where one is given."""

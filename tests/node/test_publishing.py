@@ -107,6 +107,32 @@ def test_a_damaged_newest_version_falls_back_to_the_newest_whole_one_and_says_so
     assert start().said == ""
 
 
+def test_what_is_whole_waits_to_be_published_again_until_that_is_safe(start: Start) -> None:
+    """The folder may be an older copy, and then peers hold another version 4."""
+    press = start()
+    for _ in range(3):
+        press.update()
+    press.harm(3)
+    for _ in range(2):
+        again = start(mend=False)
+        assert "published again as version 4" in again.said
+        assert (again.publisher.mending, again.publisher.head.version) == (True, 3)
+    assert [one.head.version for one in again.publisher.holdings() if one.files] == [0, 1, 2]
+    again.publisher.mend()
+    again.publisher.mend()
+    assert (again.publisher.mending, again.publisher.head.version) == (False, 4)
+    assert again.publisher.folders[4] == again.folder.checkpoint(2)
+    again.harm(2)
+    last = start(mend=False)
+    head = last.publisher.overtake(again.publisher.head)
+    assert (last.publisher.mending, last.publisher.folders[head.version]) == (
+        False,
+        last.folder.checkpoint(1),
+    )
+    last.publisher.mend()
+    assert last.publisher.head is head
+
+
 def test_a_damaged_version_is_not_verified_against(start: Start) -> None:
     """A learner could not load it, or would refuse what is honest; its groups are answered as too old."""
     trainer = start()

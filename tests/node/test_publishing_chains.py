@@ -293,6 +293,14 @@ def test_a_chain_that_nobody_begins_with_any_more_is_deleted(start: Start) -> No
     assert not served(press, lost)
 
 
+def test_a_delta_that_was_not_published_is_deleted(start: Start) -> None:
+    press = start(full_every=2)
+    for _ in range(4):
+        press.update(delta=10)
+    press.publisher.prune(2)
+    assert press.folders("deltas") == ["000001", "000003"]
+
+
 def test_bytes_bound_what_is_kept_beyond_what_is_needed(start: Start) -> None:
     press = start()
     held = press.folder.manifest.staleness + 2

@@ -193,6 +193,24 @@ async def test_lessons_begin_after_a_rollback_and_its_version_is_announced(stand
     assert stand.outside.sent == [head.envelope]
 
 
+async def test_a_damaged_newest_version_is_mended_before_lessons_begin(start_press: Start) -> None:
+    press = start_press()
+    press.update()
+    press.harm(1)
+    stand = made(start_press(mend=False), keep=2)
+    lessons: Any = stand.outside
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stand.releases.run, lessons)
+        await wait_all_tasks_blocked()
+        assert (stand.outside.taught, stand.press.publisher.head.version) == (False, 1)
+        stand.outside.settled.set()
+        await wait_all_tasks_blocked()
+        assert stand.outside.taught
+        nursery.cancel_scope.cancel()
+    assert stand.press.publisher.head.version == 2
+    assert stand.outside.sent == [stand.press.publisher.head.envelope]
+
+
 async def test_others_are_told_what_leads_to_the_newest_and_what_is_gone(stand: Stand) -> None:
     stand.outside.settled.set()
     last = stand.press.folder.manifest.staleness + 4
