@@ -15,7 +15,7 @@ _SLOW = "Usual now and then; if most groups end so, this machine is slow for the
 _ENGINE = "Run `nous-node doctor`: an engine or device here computes other numbers than the run's model does."
 
 ADVICE: Mapping[Code, str] = {
-    Code.OVERSIZE: "The run's groups do not fit one message: tell its owner to lower --max-tokens.",
+    Code.OVERSIZE: "A group is larger than this run's rules can hold: tell its owner to lower --max-tokens.",
     Code.MALFORMED: _OURS,
     Code.NOT_CANONICAL: _OURS,
     Code.TOO_DEEP: _OURS,

@@ -21,7 +21,8 @@ import trio
 from nous_node.protocol.errors import LocalError
 
 MAX_FRAME = 1 << 28
-"""256 MiB: a batch of the largest inline groups. A length above it is a broken pipe, not a message."""
+"""256 MiB: a batch of groups, the last of which may be the largest by reference. A length above it is a
+broken pipe, not a message."""
 
 _LENGTH = struct.Struct(">I")
 

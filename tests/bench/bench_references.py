@@ -4,10 +4,10 @@
 
 `seconds`: from the moment at which a trainer accepts the reference until the group is in its journal, fetched
 in chunks over real libp2p on 127.0.0.1, unpacked, hashed, decoded; median. `pack_seconds`: what its sender
-needs to encode, pack and cut one. `open_seconds`: what it takes out of the journal again. `extra_mb`: how much
-the trainer's resident memory grew at most beyond what it had before the first group. `bytes_per_token`:
-envelope and frame, per trained token; `inline_bytes_per_token`: the same of groups of 8 x 512 tokens of the same text
-in envelopes of their own, in the same run (see `bench_groups.py`).
+needs to encode, pack and cut one. `open_seconds`: what it takes out of the journal again. `extra_mb`: how far
+the trainer's memory grew at most beyond what it had before the first group. `bytes_per_token`: envelope and
+frame, per trained token; `inline_bytes_per_token`: the same of groups of 8 x 512 tokens of the same text in
+envelopes of their own, in the same run (see `bench_groups.py`).
 """
 
 from __future__ import annotations

@@ -74,6 +74,14 @@ def test_groups_are_handed_out_in_order_of_arrival(journal: Journal) -> None:
     assert [one.id for one in journal.unused(2, after=1)] == [groups[1].id, groups[2].id]
 
 
+def test_groups_are_handed_out_by_their_bytes_and_one_at_least(journal: Journal) -> None:
+    journal.add_many([group(counter, size=size) for counter, size in enumerate((100, 100, 500, 100))])
+    assert [one.counter for one in journal.unused(size=250)] == [0, 1]
+    assert [one.counter for one in journal.unused(after=2, size=250)] == [2]
+    assert [one.counter for one in journal.unused(after=3, size=250)] == [3]
+    assert journal.unused(after=4, size=250) == []
+
+
 def test_a_group_that_comes_again_is_a_duplicate_and_harms_nothing(journal: Journal) -> None:
     assert codes(journal.add_many([group(0), group(0)])) == [None, Code.DUPLICATE]
     with pytest.raises(RemoteError) as caught:
