@@ -113,6 +113,7 @@ class _Volunteer:
         self.restraint = Restraint(identity.key, outbox, report)
         self.contribution.standing = self.restraint.standing
         self.sending = Sending(identity, network, following, outbox, self.contribution, self.restraint)
+        self.holdings.index.elsewhere = self.sending.chunk
         environments = playable(self.manifest, settings.env, report)
         self.assignments = Assignments(following.run, identity.key, self.manifest, environments, outbox)
         self.greeting = Greeting(identity.key, following, outbox, self._say_hello)
