@@ -26,7 +26,6 @@ from nous_node.protocol.errors import LocalError, NousError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
 from .home import DamagedError, disk_errors
-from .joined import JoinedFolder
 from .outbox import Outbox
 from .runfolder import RunFolder
 from .store import Journal, StoredCheckpoint
@@ -239,30 +238,25 @@ def is_base(shelf: Shelf, stored: Stored) -> bool:
 
 
 def _joined(path: Path) -> Shelf:
-    folder = JoinedFolder(path)
-    with disk_errors(folder.manifest), folder.manifest.open("rb") as file:
-        data = file.read(MAX_MANIFEST + 1)
+    file = path / "run.envelope"
+    with disk_errors(file), file.open("rb") as stream:
+        data = stream.read(MAX_MANIFEST + 1)
     try:
         envelope = unseal(data, MAX_MANIFEST)
         run, manifest = envelope.head.run, open_manifest(envelope, envelope.head.run)
     except RemoteError as error:
         raise DamagedError(
-            f"{folder.manifest} is damaged ({error}) Delete it and join the run again: it is fetched anew."
+            f"{file} is damaged ({error}) Delete it and join the run again: it is fetched anew."
         ) from error
-    head = folder.read_head() or b""
-    stored = [_fetched(folder, name, head) for name in _names(folder.checkpoints)]
+    head = _read(path / "head.envelope")
+    stored = [_fetched(path / "checkpoints", name, head) for name in _names(path / "checkpoints")]
     stored.sort(key=lambda one: (-1 if one.version is None else one.version, one.hash))
     complete = [one for one in stored if one.version is not None and one.folder.is_dir()]
-    last = _last_used(folder)
+    last = _last_used(path / "outbox.sqlite")
     used = [one for one in stored if last and last.startswith(one.hash)]
     flags = {IN_USE: used[-1]} if used else {}
-    return Shelf(
-        path,
-        run,
-        manifest,
-        "joined",
-        tuple(_flagged(stored, complete[-1] if complete else None, flags)),
-    )
+    newest = complete[-1] if complete else None
+    return Shelf(path, run, manifest, "joined", tuple(_flagged(stored, newest, flags)))
 
 
 def _names(checkpoints: Path) -> list[str]:
@@ -274,6 +268,15 @@ def _names(checkpoints: Path) -> list[str]:
     return sorted(name for name in names if len(name) == NAME_DIGITS and set(name) <= set(hexdigits.lower()))
 
 
+def _read(file: Path) -> bytes:
+    """Empty where it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(MAX_MANIFEST + 1)
+    except OSError:
+        return b""
+
+
 def _is_signed_in(envelope: bytes, content: bytes) -> bool:
     try:
         return unseal(envelope, MAX_MANIFEST).content(MAX_MANIFEST) == content
@@ -281,9 +284,9 @@ def _is_signed_in(envelope: bytes, content: bytes) -> bool:
         return False
 
 
-def _fetched(folder: JoinedFolder, name: str, head: bytes) -> Stored:
-    place, part = folder.checkpoints / name, folder.checkpoints / f"{name}.part"
-    deltas, file = folder.checkpoints / f"{name}.deltas", folder.checkpoints / f"{name}.manifest"
+def _fetched(checkpoints: Path, name: str, head: bytes) -> Stored:
+    place, part = checkpoints / name, checkpoints / f"{name}.part"
+    deltas = checkpoints / f"{name}.deltas"
     stored = Stored(
         version=None,
         hash=name,
@@ -292,14 +295,13 @@ def _fetched(folder: JoinedFolder, name: str, head: bytes) -> Stored:
         deltas=deltas,
         since=_since(place, part, deltas),
     )
+    data = _read(checkpoints / f"{name}.manifest")
+    digest = checkpoint_hash(data)
     try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_MANIFEST + 1)
-        digest = checkpoint_hash(data)
         if digest.hex()[:NAME_DIGITS] != name:
             return stored
         manifest = read_manifest(data, digest)
-    except (OSError, RemoteError):
+    except RemoteError:
         return stored  # `verify` says so
     return replace(
         stored,
@@ -321,12 +323,12 @@ def _since(*places: Path) -> float | None:
     return None
 
 
-def _last_used(folder: JoinedFolder) -> str:
+def _last_used(outbox: Path) -> str:
     """Hash of the checkpoint that the last group was made with; empty before the first."""
-    if not folder.outbox.is_file():
+    if not outbox.is_file():
         return ""
-    with Outbox.read(folder.outbox) as outbox:
-        history = outbox.history(1)
+    with Outbox.read(outbox) as opened:
+        history = opened.history(1)
     return history[0].checkpoint.hex() if history else ""
 
 

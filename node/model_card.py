@@ -22,7 +22,7 @@ CARD_FILE = "README.md"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}\Z")
 """`owner/model`, as hubs name models."""
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#+|!~&$@:-])")
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>()#|~&$@:])")
 _TAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 _TITLES = {

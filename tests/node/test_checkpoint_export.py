@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -317,3 +319,18 @@ def test_foreign_text_never_leaves_its_place_in_a_card(text: str) -> None:
 )
 def test_base_model_is_named_only_as_hubs_name_models(config: dict[str, object], name: str) -> None:
     assert base_model(config) == name
+
+
+@pytest.mark.parametrize("command", ["list", "show", "verify", "export"])
+def test_neither_a_network_nor_torch_is_needed(command: str, run: RunFolder, tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom nous_node.node.cli import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "found = {'torch', 'transformers', 'libp2p', 'trio'} & set(sys.modules)\nassert not found, found\n"
+    )
+    folder = [str(tmp_path / "model")] if command == "export" else []
+    arguments = ["checkpoints", command, *folder, "--home", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
