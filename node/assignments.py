@@ -107,11 +107,12 @@ class Assignments:
             self._suspects.extend(orders)
         return guilty
 
-    def gave_up(self, counter: int) -> None:
-        """A task of the checkpoint in work became no group, and never will."""
-        self._outbox.skip(self._checkpoint, counter)
-        self.given_up += 1
-        self._leave_out(counter)
+    def gave_up(self, checkpoint: bytes, counter: int) -> None:
+        """A task became no group, and never will."""
+        self._outbox.skip(checkpoint, counter)
+        if checkpoint == self._checkpoint:
+            self.given_up += 1
+            self._leave_out(counter)
 
     def _leave_out(self, counter: int) -> None:
         self._end = min(self._end, counter + MAX_SPAN + 1)

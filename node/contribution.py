@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import trio
 
@@ -14,7 +15,12 @@ from nous_node.protocol.receipts import Receipt, Standing
 from .events import Summary, VolunteerStatus
 from .following import Following, Head
 from .outbox import Outbox
+from .wording import share
 from .worker_messages import Group
+
+Phase = Literal["loading", "waiting", "sending"]
+"""What a volunteer does while its engine does not work: it loads a version, waits for receipts [RCP-5], hands
+groups on."""
 
 RATE_SECONDS = 10.0
 """Window of the tokens-per-second figure."""
@@ -25,6 +31,8 @@ class Contribution:
 
     def __init__(self, following: Following, outbox: Outbox) -> None:
         self.doing = "starting"
+        self.in_hand = 0
+        """Groups that are made and not in the outbox yet."""
         self.standing: Standing | None = None
         """What a trainer said last of our key."""
         self._following, self._outbox = following, outbox
@@ -32,6 +40,7 @@ class Contribution:
         self._started = time.monotonic()
         self._first_batch: float | None = None
         self._worked = 0.0
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self._tokens = 0
         self._recent: deque[tuple[float, int]] = deque()
         self._sent = self._given_up = self._accepted = self._credit = 0
@@ -42,6 +51,21 @@ class Contribution:
 
     def generates_with(self, head: Head) -> None:
         self._head = head
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the engine has a policy."""
+        return self._head is not None
+
+    @contextmanager
+    def spending(self, phase: Phase) -> Iterator[None]:
+        """Around what keeps the engine from its work; counted from the first batch on."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            if self._first_batch is not None:
+                self._spent[phase] += time.monotonic() - started
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -82,7 +106,7 @@ class Contribution:
 
     def wanted(self, groups: int) -> int:
         """How many of `groups` more are wanted: those that wait for a receipt count towards a goal."""
-        made = self._acknowledged + self._outbox.waiting()
+        made = self._acknowledged + self._outbox.waiting() + self.in_hand
         return max(0, min(groups, *(goal - made for goal, _ in self._goals))) if self._goals else groups
 
     @property
@@ -91,7 +115,7 @@ class Contribution:
 
     async def all_acknowledged(self) -> None:
         """Until every group sent has its receipt."""
-        while self._outbox.waiting():
+        while self._outbox.waiting() + self.in_hand:
             await self.changed()
 
     async def changed(self) -> None:
@@ -138,6 +162,7 @@ class Contribution:
             rank=0 if standing is None else standing.rank,
             of=0 if standing is None else standing.of,
             generating_share=min(1.0, self._worked / since) if since > 0 else 0.0,
+            spent={phase: seconds / since for phase, seconds in sorted(self._spent.items()) if since > 0},
             network=self._network,
             seconds=now - self._started,
         )
@@ -151,4 +176,6 @@ class Contribution:
             + (f", {status.groups_waiting} wait for a receipt" if status.groups_waiting else "")
             + "."
         )
+        if self._first_batch is not None:
+            text += f" It generated for {share(status.generating_share)} of the time since its first batch."
         return Summary(text, status)

@@ -31,6 +31,7 @@ from .worker_messages import (
     Loaded,
     Made,
     Order,
+    Prepare,
     Progress,
     ToWorker,
     Unfit,
@@ -54,6 +55,10 @@ WORKER = "nous_node.node.worker"
 
 class WorkerError(LocalError):
     """The worker could not do its work; the orders in work are lost."""
+
+
+class LoadError(WorkerError):
+    """A policy could not be loaded; the worker lives on with the one that it had, if any."""
 
 
 class UnfitEngineError(LocalError):
@@ -93,14 +98,25 @@ class Engine:
             self._pipe = await self._start()
 
     async def load(self, load: Load) -> Loaded:
-        """Gives the worker a policy, starting a process if there is none. Raises WorkerError."""
+        """Gives the worker a policy, starting a process if there is none. Raises WorkerError; LoadError where
+        only this policy is to blame."""
         async with self._conversation() as pipe:
             await pipe.send(load)
-            match await self._answer(pipe, START_SECONDS):
-                case Loaded() as loaded:
-                    return loaded
+            match answer := await self._heard(pipe, START_SECONDS):
+                case Loaded() | Failed():
+                    pass
                 case other:
                     raise WorkerError(_unexpected(other))
+        if isinstance(answer, Failed):
+            raise LoadError(answer.text)
+        return answer
+
+    async def prepare(self, prepare: Prepare) -> None:
+        """Has the worker read a policy while it works; without a worker there is nothing to do. Must not be
+        cancelled unless the worker is to end."""
+        if self._pipe is not None:
+            with suppress(ChildDied):  # whoever talks to it next is told
+                await self._pipe.send(prepare)
 
     async def generate(
         self,
@@ -188,13 +204,16 @@ class Engine:
     async def _answer(
         self, pipe: ChildPipe[ToWorker, FromWorker], seconds: float
     ) -> Loaded | Progress | Checking | Checked | Made:
+        message = await self._heard(pipe, seconds)
+        if isinstance(message, Failed):
+            raise WorkerError(message.text)
+        if isinstance(message, Unfit):
+            raise UnfitEngineError(message.text)
+        return message
+
+    async def _heard(self, pipe: ChildPipe[ToWorker, FromWorker], seconds: float) -> FromWorker:
         with trio.move_on_after(seconds):
-            message = await pipe.receive()
-            if isinstance(message, Failed):
-                raise WorkerError(message.text)
-            if isinstance(message, Unfit):
-                raise UnfitEngineError(message.text)
-            return message
+            return await pipe.receive()
         raise ChildDied(f"The worker gave no sign of life for {seconds:.0f} s and was ended.")
 
 

@@ -64,7 +64,9 @@ class VolunteerStatus(_Event, frozen=True, tag="volunteer"):
     of: int = 0
     """Keys with a rank."""
     generating_share: float = 0.0
-    """Share of wall time in which the engine worked on groups."""
+    """Share of wall time since the first batch in which the engine made groups or verified its own."""
+    spent: dict[str, float] = {}
+    """Shares of it that went elsewhere: `loading` a version, `waiting` for receipts, `sending`."""
     network: dict[str, int] = {}
     """What was dropped or survived, by name, where there was any: `NetworkStats.losses`."""
     seconds: float = 0.0

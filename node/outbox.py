@@ -29,7 +29,8 @@ from .database import Database, SequenceNumbers
 from .outbox_tables import KEPT_COUNTERS, KEPT_OPEN, SCHEMA, drop_content, forget_old, settle, tally
 
 _KNOWN_FROM: Final = "known-from"
-"""Name in the table of numbers."""
+_SHARE: Final = "generating-permille"
+"""Names in the table of numbers."""
 
 State = Literal["waiting", "accepted", "refused", "given-up"]
 
@@ -152,6 +153,17 @@ class Outbox:
             self._database.write("DELETE FROM numbers WHERE name = ?", (_KNOWN_FROM,))
         else:
             self._database.write("INSERT OR REPLACE INTO numbers VALUES(?, ?)", (_KNOWN_FROM, version))
+
+    @property
+    def generating_share(self) -> float | None:
+        """Share of its time in which the last session generated; None before the first batch."""
+        row = self._database.one("SELECT value FROM numbers WHERE name = ?", (_SHARE,))
+        return None if row is None else _int(row[0]) / 1000
+
+    def note_share(self, generating: float) -> None:
+        """Of the session so far."""
+        permille = round(1000 * generating)
+        self._database.write("INSERT OR REPLACE INTO numbers VALUES(?, ?)", (_SHARE, permille))
 
     @property
     def word(self) -> Word | None:

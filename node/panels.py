@@ -73,7 +73,7 @@ def volunteer_panel(status: VolunteerStatus, source: str = "") -> Panel:
         ("run", f"{printable(status.name, 64)}  {status.run[:16]}"),
         ("checkpoint", f"{_version(status.version)}  {status.checkpoint[:16]}"),
         ("peers", f"{status.peers:,}"),
-        ("speed", f"{count(status.tokens_per_second)} tokens/s, busy {share(status.generating_share)}"),
+        ("speed", f"{count(status.tokens_per_second)} tokens/s, {_time(status)}"),
         ("groups", f"{status.accepted:,} accepted, {refusals(status.refused)}, {waiting}{given_up}"),
         ("credit", f"{plural(status.credit, 'token')} of {status.generated_tokens:,} sampled"),
         ("standing", _standing(status)),
@@ -127,6 +127,12 @@ def _curves(versions: list[VersionReport], *, ascii_only: bool) -> list[tuple[st
         line = sparkline(greedy, CURVE_WIDTH, ascii_only=ascii_only)
         rows.append(("greedy", f"{line} {greedy[-1]:.2f}"))
     return rows
+
+
+def _time(status: VolunteerStatus) -> str:
+    """`generating 93 % of the time, loading 2 %, waiting 4 %`; without parts below half a percent."""
+    rest = [f", {phase} {share(part)}" for phase, part in status.spent.items() if part >= 0.005]
+    return f"generating {share(status.generating_share)} of the time{''.join(rest)}"
 
 
 def _standing(status: VolunteerStatus) -> str:

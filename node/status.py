@@ -88,6 +88,8 @@ class JoinedStatus(msgspec.Struct, frozen=True, tag="joined", tag_field="role"):
     """What to do, in words."""
     word: TrainersWord | None = None
     engine: EngineFacts | None = None
+    generating_share: float | None = None
+    """Share of its time in which the last session generated."""
 
 
 class TrainedStatus(msgspec.Struct, frozen=True, tag="trained", tag_field="role"):
@@ -151,7 +153,7 @@ def joined_status(folder: Path, now: float) -> JoinedStatus:
         return JoinedStatus(manifest.name, run.hex(), 0, 0, 0, 0, [], -1, "", None, state, step)
     with Outbox.read(folder / "outbox.sqlite") as outbox:
         totals, history = outbox.totals(), outbox.history(HISTORY)
-        word, engine = outbox.word, outbox.engine
+        word, engine, generating = outbox.word, outbox.engine, outbox.generating_share
     known = Guidance(manifest, engine, None if word is None else word.standing, history)
     last = history[0] if history else None
     return JoinedStatus(
@@ -169,6 +171,7 @@ def joined_status(folder: Path, now: float) -> JoinedStatus:
         next=known.next_step(now * 1000),
         word=None if word is None else _said(word),
         engine=None if engine is None else EngineFacts(**msgspec.structs.asdict(engine)),
+        generating_share=generating,
     )
 
 
@@ -237,6 +240,7 @@ def _joined_lines(one: JoinedStatus, now: float) -> list[str]:
         *_word_lines(one.word, now),
         f"  waiting     {plural(one.waiting, 'group')} without a receipt, {one.given_up:,} given up",
         f"  last group  {made}{_engine(one.engine)}{_ago(one.last_made, now)}",
+        *_share_lines(one.generating_share),
         *_refusal_lines(one.refused, with_advice=True),
         f"  next        {one.next}",
     ]
@@ -255,6 +259,10 @@ def _word_lines(word: TrainersWord | None, now: float) -> list[str]:
         f"  credit      {count(word.credit)} trained tokens{debit}, {word.accepted:,} accepted and "
         f"{word.refused:,} refused by the trainer's word{_ago(word.said, now)}"
     ]
+
+
+def _share_lines(generating: float | None) -> list[str]:
+    return [] if generating is None else [f"  generated   {share(generating)} of the last session's time"]
 
 
 def _engine(engine: EngineFacts | None) -> str:

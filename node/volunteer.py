@@ -25,7 +25,7 @@ from nous_node.protocol.runs import Invite
 from .assignments import Assignments
 from .config import Settings
 from .contribution import Contribution
-from .engine import Engine, WorkerError
+from .engine import Engine, LoadError, WorkerError
 from .events import Note, Report, Summary
 from .following import INBOX, Following, Head, drain, now_ms
 from .hellos import Greeting
@@ -41,7 +41,7 @@ from .pacing import Pacing
 from .restraint import Restraint
 from .sending import Sending
 from .swarm import serve_run
-from .worker_messages import ENGINE, FIRST_GROUPS, Checked, FirstGroups, Group, Load, Order
+from .worker_messages import ENGINE, FIRST_GROUPS, Checked, FirstGroups, Group, Load, Order, Prepare
 
 STATUS_SECONDS = 1.0
 
@@ -119,6 +119,11 @@ class _Volunteer:
         self.greeting = Greeting(identity.key, following, outbox, self._say_hello)
         self.pacing = Pacing(self.manifest.staleness)
         self.ending = False
+        self.crowded = False
+        """Whether the next checkpoint cannot be read while groups are made."""
+        self.unloadable: Head | None = None
+        """The last checkpoint that the worker refused."""
+        self._hand_on, self._made_groups = trio.open_memory_channel[tuple[Head, list[Group]]](1)
         self.engine = Engine(
             memory=settings.memory,
             nice=settings.nice,
@@ -140,6 +145,8 @@ class _Volunteer:
                     nursery.start_soon(drain, self.network.subscribe(topic, judge, INBOX))
                 for loop in (
                     self.greeting.loop,
+                    self._prepare_loop,
+                    self._finish_loop,
                     self.holdings.run,
                     self.sending.publish_loop,
                     self.sending.resend_loop,
@@ -216,14 +223,12 @@ class _Volunteer:
                 await self.restraint.lifted()
                 continue
             room = await self._room(batch)  # first: versions come and go while receipts are waited for
-            head = await self._usable_head()
+            head = await self._usable_head(loaded)
             try:
                 if loaded is not head:
                     self.contribution.doing = f"loading version {head.version}"
-                    await self._load(head)
-                    loaded = head
-                    self.contribution.generates_with(head)
-                batch = await self._batch(head, room)
+                    loaded = await self._load(head, loaded)
+                batch = await self._batch(loaded, room)
                 failures = 0
             except WorkerError as error:
                 loaded, failures = None, failures + 1
@@ -234,10 +239,26 @@ class _Volunteer:
                     ) from error
                 await trio.sleep(min(30.0, 0.5 * 2**failures))
 
-    async def _usable_head(self) -> Head:
-        """The newest checkpoint on disk that counts for our key."""
+    async def _prepare_loop(self) -> None:
+        """Has the worker read each new checkpoint while it makes groups with the one before."""
+        while True:
+            await self.holdings.changed()
+            head = self.holdings.newest
+            if head is not None and self.contribution.loaded and self.greeting.counts(head.version):
+                folder = str(self.holdings.folder(head))
+                await self.engine.prepare(Prepare(folder, head.hash, head.manifest.tensors))
+
+    async def _usable_head(self, loaded: Head | None) -> Head:
+        """The newest checkpoint on disk that counts for our key; `loaded` for as long as it may be used where
+        the worker refused that."""
         while True:
             head = self.holdings.newest
+            if head is not None and head is self.unloadable and loaded is not None:
+                if self.following.version - loaded.version > self.manifest.staleness:
+                    self.contribution.doing = "waiting for a version that can be loaded"
+                    await self.holdings.changed()
+                    continue
+                head = loaded
             barren = head is not None and self.assignments.has_none(head)
             if head is not None and self.greeting.known_from is None:
                 self.contribution.doing = "waiting for the trainer to answer"
@@ -254,30 +275,53 @@ class _Volunteer:
         """How many of `batch` groups may be made now; waits until receipts leave room for some, or a group
         that counted towards `--rollouts` is given up."""
         while True:
-            size = self.contribution.wanted(self.pacing.batch(batch, self.outbox.waiting()))
+            waiting = self.outbox.waiting() + self.contribution.in_hand
+            size = self.contribution.wanted(self.pacing.batch(batch, waiting))
             if size:
                 return size
             lost = self.assignments.given_up
             held_up = f"; behind {lost} tasks that were given up there may be none before newer versions"
             self.contribution.doing = "waiting for receipts" + held_up * (lost > ALLOWED_HOLES)
-            await self.contribution.changed()
+            with self.contribution.spending("waiting"):
+                await self.contribution.changed()
 
-    async def _load(self, head: Head) -> None:
+    async def _load(self, head: Head, before: Head | None) -> Head:
+        """Gives the worker a checkpoint; the one that it generates with now, which is still the one `before`
+        where this one is damaged. Raises WorkerError where there is none."""
         self.holdings.in_use = head
-        loaded = await self.engine.load(
-            Load(
-                folder=str(self.holdings.folder(head)),
-                checkpoint=head.hash,
-                device=self.settings.device,
-                threads=self.settings.threads,
-                manifest=self.manifest.to_bytes(),
-                memory=self.settings.memory,
-                first=FirstGroups(FIRST_GROUPS, self.following.run, self.identity.key, head.manifest.beacon),
+        load = Load(
+            folder=str(self.holdings.folder(head)),
+            checkpoint=head.hash,
+            device=self.settings.device,
+            threads=self.settings.threads,
+            manifest=self.manifest.to_bytes(),
+            memory=self.settings.memory,
+            first=FirstGroups(FIRST_GROUPS, self.following.run, self.identity.key, head.manifest.beacon),
+            tensors=head.manifest.tensors,
+        )
+        try:
+            with self.contribution.spending("loading"):
+                loaded = await self.engine.load(load)
+        except LoadError as error:
+            if before is None:
+                raise
+            self.report(Note(f"Version {head.version} is left out: {error}", "warning"))
+            self.unloadable, self.holdings.in_use = head, before
+            return before
+        if loaded.crowded and not self.crowded:
+            self.crowded = True
+            self.report(
+                Note(
+                    "Two copies of the model do not fit into the memory allowed: each new version is loaded "
+                    "between batches, and generation waits for it. Raise --memory to have both at once."
+                )
             )
-        )
-        self.outbox.note_engine(
-            EngineFacts(loaded.engine_name, loaded.engine_version, loaded.dtype, loaded.device)
-        )
+        self.contribution.generates_with(head)
+        facts = EngineFacts(loaded.engine_name, loaded.engine_version, loaded.dtype, loaded.device)
+        if facts != self.engine_facts:
+            self.engine_facts = facts
+            self.outbox.note_engine(facts)
+        return head
 
     async def _batch(self, head: Head, size: int) -> int:
         """Makes `size` groups; how many the next batch should have."""
@@ -286,16 +330,25 @@ class _Volunteer:
             return size
         self.contribution.doing = f"generating {len(orders)} groups"
         started = time.monotonic()
-        groups = await self._made(orders)
+        groups = await self._made(head, orders)
         took = time.monotonic() - started
-        finished = [item for group in groups if (item := self._finished(head, group)) is not None]
-        for item in finished:
-            await self.sending.send(item)
+        self.contribution.in_hand += len(groups)
+        with self.contribution.spending("sending"):
+            await self._hand_on.send((head, groups))
         if took < BATCH_SECONDS / 2:
             return min(MAX_BATCH, size * 2)
         return max(1, int(size * min(1.0, BATCH_SECONDS / took)))
 
-    async def _made(self, orders: list[Order]) -> list[Group]:
+    async def _finish_loop(self) -> None:
+        """Seals, stores and sends what was made, while the worker makes the next."""
+        async for head, groups in self._made_groups:
+            for group in groups:
+                item = self._finished(head, group)
+                self.contribution.in_hand -= 1
+                if item is not None:
+                    await self.sending.send(item)
+
+    async def _made(self, head: Head, orders: list[Order]) -> list[Group]:
         """Raises WorkerError; the orders are given out again then."""
         try:
             with self.contribution.working():
@@ -304,7 +357,7 @@ class _Volunteer:
             guilty = self.assignments.lost(orders)
             if guilty is not None:
                 self._gave_up(
-                    guilty.counter, f"Task {guilty.counter} is left: the worker died over it twice."
+                    head, guilty.counter, f"Task {guilty.counter} is left: the worker died over it twice."
                 )
             raise
 
@@ -314,25 +367,28 @@ class _Volunteer:
     def _finished(self, head: Head, group: Group) -> tuple[bytes, bytes] | None:
         """Id and envelope of the stored group; None where there is none, and a sentence says why."""
         if group.failure:
-            self._gave_up(group.counter, group.failure)
+            self._gave_up(head, group.counter, group.failure)
             return None
         try:
             item = self.sending.store(head, group.counter, group.body)
         except StorageError:
             raise
         except LocalError as error:
-            self._gave_up(group.counter, f"{error} The group is given up: this run has no room for it.")
+            self._gave_up(head, group.counter, f"{error} The group is given up: this run has no room for it.")
             return None
         self.contribution.sent(group)
         return item
 
-    def _gave_up(self, counter: int, why: str) -> None:
-        self.assignments.gave_up(counter)
+    def _gave_up(self, head: Head, counter: int, why: str) -> None:
+        self.assignments.gave_up(head.hash, counter)
         self.contribution.give_up(1)
         self.report(Note(why, "warning"))
 
     async def _status_loop(self) -> None:
         losses = Losses(self.report)
         while True:
-            losses.report(self.contribution.status(len(self.network.peers()), self.network.stats.losses()))
+            status = self.contribution.status(len(self.network.peers()), self.network.stats.losses())
+            losses.report(status)
+            if status.generating_share:
+                self.outbox.note_share(status.generating_share)
             await trio.sleep(STATUS_SECONDS)

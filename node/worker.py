@@ -9,8 +9,10 @@ reads orders from a pipe and writes groups back, and has neither keys nor networ
 from __future__ import annotations
 
 import os
+import queue
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -29,6 +31,7 @@ from nous_node.trainer.generate import Request, generate
 from nous_node.trainer.policy import Policy
 
 from .pipe import ParentPipe
+from .preparing import Preparing, check_weights
 from .selfcheck import SelfCheck, UnfitError
 from .versions import folder_tensors
 from .worker_messages import (
@@ -42,6 +45,7 @@ from .worker_messages import (
     Loaded,
     Made,
     Order,
+    Prepare,
     Progress,
     ToWorker,
     Unfit,
@@ -61,6 +65,7 @@ class Ready:
         self.checkpoint = load.checkpoint
         self.manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
         self.settings = PolicySettings.of(self.manifest, policy.tokenizer)
+        self.preparing = Preparing(policy, load.memory)
         self._environments: dict[int, Environment] = {}
         self.selfcheck: SelfCheck | None = None
         if load.first is not None:
@@ -73,12 +78,19 @@ class Ready:
         dtype = str(self.policy.dtype).removeprefix("torch.")
         return Engine(ENGINE, metadata.version("nous-node"), dtype, self.device)
 
-    def take(self, load: Load) -> None:
-        """Another checkpoint of the run."""
-        self.policy.load_tensors(folder_tensors(Path(load.folder)))
-        self.folder, self.checkpoint = Path(load.folder), load.checkpoint
+    def take(self, load: Load) -> bool:
+        """Another checkpoint of the run; whether it was prepared. One that cannot be loaded changes
+        nothing."""
+        folder, weights = Path(load.folder), self.preparing.take(load.checkpoint)
+        if weights is None:
+            check_weights(folder, load.tensors)
+            self.policy.load_tensors(folder_tensors(folder))
+        else:
+            self.policy.swap_tensors(weights)
+        self.folder, self.checkpoint = folder, load.checkpoint
         if self.selfcheck is not None and load.first is not None:
             self.selfcheck.renew(load.first)
+        return weights is not None
 
     def environment(self, index: int) -> Environment:
         if index not in self._environments:
@@ -113,17 +125,44 @@ class Tell:
         self._tokens, self._told = 0, time.monotonic()
 
 
+class Inbox:
+    """What the node says, one message after the other. Each Prepare is acted upon when it comes, also while
+    the message before it is worked on."""
+
+    def __init__(self, pipe: ParentPipe[FromWorker, ToWorker]) -> None:
+        self.preparing: Preparing | None = None
+        self._pipe = pipe
+        self._messages: queue.SimpleQueue[Load | Generate | None] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[Load | Generate]:
+        threading.Thread(target=self._read, daemon=True).start()
+        while (message := self._messages.get()) is not None:
+            yield message
+
+    def _read(self) -> None:
+        try:
+            while (message := self._pipe.receive()) is not None:
+                if not isinstance(message, Prepare):
+                    self._messages.put(message)
+                elif self.preparing is not None:
+                    self.preparing.begin(Path(message.folder), message.checkpoint, message.tensors)
+        finally:
+            self._messages.put(None)
+
+
 def serve(pipe: ParentPipe[FromWorker, ToWorker]) -> None:
     """Until the node closes the pipe."""
     tell = Tell(pipe)
     ready: Ready | None = None
-    while (message := pipe.receive()) is not None:
+    inbox = Inbox(pipe)
+    for message in inbox:
         try:
             match message:
                 case Load():
-                    ready = _loaded(ready, message)
-                    said = ready.said
-                    pipe.send(Loaded(said.name, said.version, said.dtype, said.device))
+                    ready, prepared = _loaded(ready, message)
+                    inbox.preparing = ready.preparing
+                    said, crowded = ready.said, ready.preparing.crowded
+                    pipe.send(Loaded(said.name, said.version, said.dtype, said.device, prepared, crowded))
                 case Generate(orders) if ready is not None:
                     groups = _made(ready, orders, tell)
                     tell.flush()
@@ -137,13 +176,13 @@ def serve(pipe: ParentPipe[FromWorker, ToWorker]) -> None:
             pipe.send(Failed(str(error)))
 
 
-def _loaded(ready: Ready | None, load: Load) -> Ready:
+def _loaded(ready: Ready | None, load: Load) -> tuple[Ready, bool]:
     if ready is None:
+        check_weights(Path(load.folder), load.tensors)
         manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
         policy = Policy.load(load.folder, manifest.model.dtype, load.device, load.threads)
-        return Ready(policy, load)
-    ready.take(load)
-    return ready
+        return Ready(policy, load), False
+    return ready, ready.take(load)
 
 
 def _check(

@@ -37,6 +37,17 @@ class Load(msgspec.Struct, tag=True):
     """Bytes that the worker may take; 0: no limit."""
     first: FirstGroups | None = None
     """None: groups are not verified here."""
+    tensors: dict[str, bytes] = {}
+    """SHA-256 of each tensor, from the checkpoint's manifest; empty: nothing is compared."""
+
+
+class Prepare(msgspec.Struct, tag=True):
+    """Read the weights in `folder`, beside whatever is being done, for a Load that may follow. There is no
+    answer; a later Prepare takes the place of an earlier one."""
+
+    folder: str
+    checkpoint: bytes
+    tensors: dict[str, bytes]
 
 
 class Order(msgspec.Struct):
@@ -60,6 +71,10 @@ class Loaded(msgspec.Struct, tag=True):
     engine_version: str
     dtype: str
     device: str
+    prepared: bool = False
+    """Whether the weights were read beforehand."""
+    crowded: bool = False
+    """Whether there is no memory for reading them beforehand."""
 
 
 class Progress(msgspec.Struct, tag=True):
@@ -105,5 +120,5 @@ class Failed(msgspec.Struct, tag=True):
     text: str
 
 
-ToWorker = Load | Generate
+ToWorker = Load | Prepare | Generate
 FromWorker = Loaded | Progress | Checking | Checked | Unfit | Made | Failed

@@ -97,6 +97,15 @@ class Policy:
         for name, weight in own.items():
             weight.copy_(tensors[name])
 
+    def swap_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Makes these the weights, without a copy: `tensors` have the names, shapes, dtype and device of
+        `tensors()`. What holds the weights from before goes on seeing those. Raises TensorError before the
+        first weight is touched."""
+        own = dict(self.model.named_parameters())
+        _check_tensors(own, tensors)
+        for name, weight in own.items():
+            weight.data = tensors[name]
+
     def check_tokens(self, lowest: int, highest: int, positions: int) -> None:
         """Raises RequestError for ids outside the vocabulary or more positions than the context has."""
         if lowest < 0 or highest >= self.tokenizer.vocab_size:

@@ -81,12 +81,15 @@ def test_an_order_over_which_the_worker_dies_twice_is_given_up(base_run: RunFold
     again = taking.take(head(1), 64)
     guilty = taking.lost(again)
     assert guilty == orders[1]
-    taking.gave_up(guilty.counter)
+    taking.gave_up(head(1).hash, guilty.counter)
     assert taking.take(head(1), 64) == [orders[2]]
     assert outbox.unfinished(head(1).hash) == [0, *range(2, BLOCK)]
     assert taking.given_up == 1
     taking.take(head(2), 1)
+    taking.gave_up(head(1).hash, 2)  # a group of the version before, which is stored only now
     assert taking.given_up == 0
+    assert outbox.unfinished(head(1).hash) == [0, *range(3, BLOCK)]
+    assert not taking.has_none(head(2))
 
 
 def test_lost_orders_of_a_checkpoint_that_is_no_longer_current_are_left(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from nous_node.node import sending
 from nous_node.node.config import Settings
@@ -205,11 +207,13 @@ async def test_nothing_is_stored_of_groups_that_would_be_refused(bench: Bench) -
 async def test_what_a_dying_worker_took_with_it_is_made_before_anything_new(bench: Bench) -> None:
     died = WorkerError("out of memory")
     bench.node.engine = engine = Scripted(died, None, died)  # type: ignore[assignment]
-    for _ in range(5):
-        try:
-            await bench.node._batch(HEAD, 3)
-        except WorkerError:
-            continue
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bench.node._finish_loop)
+        for _ in range(5):
+            with suppress(WorkerError):
+                await bench.node._batch(HEAD, 3)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     assert engine.asked == [[0, 1, 2], [0], [1], [2], [3, 4, 5]]
     assert [group.counter for group in reversed(bench.outbox.history())] == [0, 2, 3, 4, 5]
     assert 1 not in bench.outbox.unfinished(HEAD.hash)
