@@ -42,6 +42,7 @@ CHAPTER_OF = {
         "node.statistics node.copies node.verification node.examiner node.selection node.canary "
         "node.worker_messages"
     ),
+    "09-checkpoints.md": "node.fetch_plan",
     "10-reputation-and-receipts.md": (
         "node.volunteer node.sending node.trainer node.pacing node.reputation node.standings node.proof_file"
     ),
@@ -67,6 +68,7 @@ IN_OTHER_WORDS = {
     "node.pacing.decay": "-0.2",
     "node.pacing.stale_decay": "`stale`, -1",
     "node.holdings.retry_seconds": "",  # chapter 09
+    "node.fetch_plan.nearly": "three quarters",
     "node.bodies.body_bytes": "256 MiB",
     "node.bodies.strangers": "half of both",
     "node.bodies.own_bytes": "64 MiB",
