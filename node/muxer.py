@@ -38,6 +38,7 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 NORMAL, PROTOCOL_ERROR = 0, 1
 
 NOISE_PLAINTEXT = 65535 - 16  # a Noise message is at most 65535 bytes, 16 of them the tag
+BATCH = 2  # Noise messages that are written in one go
 READ_SIZE = 128 * 1024  # two Noise messages a system call
 
 # Streams that a peer may have open towards us. Gossip takes one, ping none; a busy downloader a few.
@@ -214,18 +215,26 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
                 while not self._queue:
                     await self._work.park()
                 plain = self._take_batch()
-                wire = bytearray()
+                parts: list[bytes] = []
                 for start in range(0, len(plain), NOISE_PLAINTEXT):
                     sealed = encrypt(plain[start : start + NOISE_PLAINTEXT])
-                    wire += len(sealed).to_bytes(2, "big")
-                    wire += sealed
+                    parts += (len(sealed).to_bytes(2, "big"), sealed)
+                wire = b"".join(parts)
                 await self._upload.take(len(wire))
-                await self._raw.write(bytes(wire))
+                await self._raw.write(wire)
                 self.stats.bytes_out += len(wire)
                 self._queued -= len(plain)
-                self._room.unpark_all()
+                self._wake_writers()
         except Exception:  # the socket broke: reading would not last longer
             self._scope.cancel()
+
+    def _wake_writers(self) -> None:
+        """As many as have room, one after the other; all where nothing is queued, so that none is forgotten:
+        to wake them all each time would cost more than to encrypt."""
+        if not self._queued:
+            self._room.unpark_all()
+        elif self._queued <= QUEUE_LIMIT:
+            self._room.unpark(count=BATCH)
 
     def _take_batch(self) -> bytes:
         """What is queued, up to two Noise messages: pings stay short of a long write."""
@@ -233,7 +242,7 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
         if not self._queue:
             return first
         batch, size = [first], len(first)
-        while self._queue and size + len(self._queue[0]) <= 2 * NOISE_PLAINTEXT:
+        while self._queue and size + len(self._queue[0]) <= BATCH * NOISE_PLAINTEXT:
             frame = self._queue.popleft()
             batch.append(frame)
             size += len(frame)

@@ -17,6 +17,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import trio
@@ -170,7 +171,7 @@ class Network:
         )
 
     def _is_connected(self, peer: str) -> bool:
-        connections = self._swarm.connections.get(ID.from_base58(peer), [])
+        connections = self._swarm.connections.get(parse_peer_id(peer), [])
         return any(not connection.is_closed for connection in connections)
 
     async def wait_lost(self, peer: str) -> None:
@@ -330,6 +331,7 @@ def _silence_libp2p() -> None:
         logging.getLogger().addHandler(logging.NullHandler())
 
 
+@lru_cache(maxsize=1024)
 def parse_peer_id(peer: str) -> Any:
     """The libp2p id of a peer id text; raises AddressError unless it holds an Ed25519 key."""
     try:

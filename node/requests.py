@@ -40,6 +40,8 @@ READ_REQUEST_S = 10.0
 # hold up a place in our window for the whole deadline.
 STALL_BYTES = 16 * 1024
 STALL_S = 10.0
+# Between two looks at that: a deadline that moves with every piece would cost more than reading it.
+MARK_S = 0.5
 # Pieces in which a payload is read and written: one growth step of the window.
 PIECE = 256 * 1024
 
@@ -64,13 +66,16 @@ async def read_frame(muxed: Any, limit: int) -> bytes:
     size = int.from_bytes(buffer, "big")
     if size > limit:
         raise OversizeFrameError(size, limit)
-    buffer.clear()
-    while len(buffer) < size:
-        mark = min(size, len(buffer) + STALL_BYTES)
-        with trio.fail_after(STALL_S):
-            while len(buffer) < mark:
-                buffer += await muxed.read(min(size - len(buffer), PIECE))
-    return bytes(buffer)
+    pieces: list[bytes] = []
+    left, mark, marked = size, size, trio.current_time()
+    with trio.fail_after(STALL_S) as scope:
+        while left:
+            pieces.append(await muxed.read(min(left, PIECE)))
+            left -= len(pieces[-1])
+            now = trio.current_time()
+            if mark - left >= STALL_BYTES and now - marked >= MARK_S:
+                mark, marked, scope.deadline = left, now, now + STALL_S
+    return b"".join(pieces)
 
 
 @dataclass(frozen=True)

@@ -288,6 +288,8 @@ class Download:
 
     async def _punish(self, name: str) -> None:
         """A source that delivered something else is not asked again, and as a peer not spoken to. [STR-3]"""
+        if name in self._share.liars:
+            return
         self._share.liars.add(name)
         self._share.members.pop(name, None)
         by_peer = isinstance(self._sources[name], PeerSource)

@@ -85,9 +85,18 @@ class HaveReply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: Annotated[str, Meta(max_length=64)] | None = None
 
 
+_LARGE_REPLY = b"\x81\xa4data\xc6"
+"""A map of one key, whose value has its length in 32 bits."""
+
+
 def blob_reply(data: bytes | None) -> bytes:
     """The frame that answers a blob request; `None` is what we do not hold."""
-    return encode(BlobReply(data=data) if data is not None else BlobReply(error=Code.NOT_FOUND.value))
+    if data is None:
+        return encode(BlobReply(error=Code.NOT_FOUND.value))
+    size = len(data)
+    if size < 1 << 16:
+        return encode(BlobReply(data=data))
+    return b"".join((_LARGE_REPLY, size.to_bytes(4, "big"), data))  # the same, copied once
 
 
 def busy_reply() -> bytes:
