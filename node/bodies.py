@@ -100,7 +100,7 @@ class BodyNetwork(Protocol):
     async def refuse(self, peer: str, fault: str) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Body:
     """A group whose content is to come."""
 
@@ -108,9 +108,10 @@ class _Body:
     reference: Reference
     sources: list[str]
     """Peers that should have it: the last forwarder first, at the end who failed last."""
+    active: bool
+    """Whether its key was when it came. [REP-1]"""
     repeats: list[StoredGroup] = field(default_factory=list)
     """The same group in other envelopes."""
-    fetching: bool = False
 
 
 class Bodies:
@@ -135,6 +136,9 @@ class Bodies:
         """All that are awaited."""
         self._queues: OrderedDict[bytes, deque[_Body]] = OrderedDict()
         """By key, those that wait for their turn; the key whose turn is next first."""
+        self._waiting = self._waiting_bytes = 0
+        """Of all queues, and the bytes of their envelopes."""
+        self._fetching: list[_Body] = []
         self._awaited: Counter[tuple[bytes, bytes]] = Counter()
         self._work = trio.Event()
         self._unpacking = trio.CapacityLimiter(1)  # one after the other: each holds its group twice
@@ -159,7 +163,10 @@ class Bodies:
             return error
         error = self._check_room(group)
         if error is None:
-            self._enqueue(_Body(group, reference, list(dict.fromkeys((forwarder, peer_id(group.key))))))
+            sources = list(dict.fromkeys((forwarder, peer_id(group.key))))
+            record = self._journal.key(group.key)
+            active = record is not None and record.reputation.state == "active"
+            self._enqueue(_Body(group, reference, sources, active))
         return error
 
     def repeated(self, group: StoredGroup, forwarder: str) -> bool:
@@ -178,15 +185,16 @@ class Bodies:
 
     def _check_room(self, group: StoredGroup) -> RemoteError | None:
         own = len(self._queues.get(group.key, ()))
-        waiting = [body for queue in self._queues.values() for body in queue]
-        size = sum(len(body.group.envelope) for body in waiting) + len(group.envelope)
-        if own >= QUEUED or len(waiting) >= ALL_QUEUED or size > QUEUED_BYTES:
+        size = self._waiting_bytes + len(group.envelope)
+        if own >= QUEUED or self._waiting >= ALL_QUEUED or size > QUEUED_BYTES:
             return RemoteError(Code.BUSY, "As many groups by reference wait as may.")
         return None
 
     def _enqueue(self, body: _Body) -> None:
         self._bodies[_place(body.group)] = body
         self._queues.setdefault(body.group.key, deque()).append(body)
+        self._waiting += 1
+        self._waiting_bytes += len(body.group.envelope)
         self._awaited[body.group.key, body.group.checkpoint] += 1
         self._work.set()
 
@@ -197,7 +205,7 @@ class Bodies:
         async with trio.open_nursery() as nursery:
             while True:
                 while (body := self._next()) is not None:
-                    body.fetching = True
+                    self._fetching.append(body)
                     nursery.start_soon(self._fetch, body)
                 self._work = trio.Event()
                 await self._work.wait()
@@ -210,22 +218,18 @@ class Bodies:
                 self._queues.move_to_end(key)
                 if not queue:
                     del self._queues[key]
+                self._waiting -= 1
+                self._waiting_bytes -= len(body.group.envelope)
                 return body
         return None
 
     def _fits(self, body: _Body) -> bool:
-        fetched = [one for one in self._bodies.values() if one.fetching]
+        fetched = self._fetching
         own = [one for one in fetched if one.group.key == body.group.key]
         if not _room(own, body, OWN_BODIES, OWN_BYTES) or not _room(fetched, body, BODIES, BODY_BYTES):
             return False
-        if self._active(body):
-            return True
-        strangers = [one for one in fetched if not self._active(one)]
-        return _room(strangers, body, BODIES // STRANGERS, BODY_BYTES // STRANGERS)
-
-    def _active(self, body: _Body) -> bool:
-        record = self._journal.key(body.group.key)
-        return record is not None and record.reputation.state == "active"
+        strangers = [one for one in fetched if not one.active]
+        return body.active or _room(strangers, body, BODIES // STRANGERS, BODY_BYTES // STRANGERS)
 
     # --- one body --------------------------------------------------------------------------------
 
@@ -257,6 +261,7 @@ class Bodies:
 
     def _done(self, body: _Body) -> None:
         del self._bodies[_place(body.group)]
+        self._fetching.remove(body)
         self._awaited[body.group.key, body.group.checkpoint] -= 1
         self._awaited += Counter()  # without those at 0
         self._work.set()

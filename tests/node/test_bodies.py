@@ -355,7 +355,7 @@ async def test_announcing_what_never_comes_saves_no_key_from_its_holes(
 
 
 def fetching(desk: Desk) -> list[bytes]:
-    return sorted(body.group.key for body in desk.bodies._bodies.values() if body.fetching)
+    return sorted(body.group.key for body in desk.bodies._fetching)
 
 
 async def test_one_key_has_few_fetches_at_once_and_others_have_theirs(
