@@ -163,6 +163,11 @@ def _packed(encoding: Encoding, before: Words, after: Words, dtype: str) -> byte
             return _compressed(_planes(after))
 
 
+def force_payload(encoding: Encoding, old: bytes, new: bytes, dtype: str) -> bytes:
+    """The payload of a segment in an encoding of the caller's choice: for benches."""
+    return _packed(encoding, _words(old, dtype), _words(new, dtype), dtype)
+
+
 def apply_payload(old: bytes, encoding: Encoding, payload: bytes, dtype: str) -> bytes:
     """The new bytes of a segment. Raises RemoteError. [DLT-4] [DLT-5] [DLT-6]"""
     before = _words(old, dtype)
