@@ -18,7 +18,7 @@ import re
 import ssl
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import h11
@@ -75,7 +75,7 @@ class HttpSource:
         bare = f"[{self._host}]" if ":" in self._host else self._host
         usual = self._port == (443 if self._tls else 80)
         self._authority = bare if usual else f"{bare}:{self._port}"
-        self._idle: list[tuple[float, Stream]] = []
+        self._idle: list[_Kept] = []
 
     async def fetch(self, digest: bytes, length: int) -> bytes:
         """The `length` bytes that the server gives for a hash; the caller checks that.
@@ -98,22 +98,22 @@ class HttpSource:
     def close(self) -> None:
         """Closes what is kept open for further chunks."""
         while self._idle:
-            stream: Any = self._idle.pop()[1]
+            stream: Any = self._idle.pop().stream
             plain = stream.transport_stream if self._tls else stream
             plain.socket.close()
 
     async def _fetch(self, digest: bytes, length: int) -> bytes:
         while self._idle:
-            used, stream = self._idle.pop()
-            if trio.current_time() - used > IDLE_S:
-                await trio.aclose_forcefully(stream)
+            kept = self._idle.pop()
+            if trio.current_time() - kept.used > IDLE_S:
+                await trio.aclose_forcefully(kept.stream)
                 continue
             try:
-                return await self._exchange(stream, digest, length)
+                return await self._exchange(kept.stream, kept.room, digest, length)
             except _Gone:
                 continue  # the server closed it meanwhile
         try:
-            return await self._exchange(await self._dial(), digest, length)
+            return await self._exchange(await self._dial(), bytearray(), digest, length)
         except _Gone as error:
             raise RequestFailedError(self.name, "it closed the connection without an answer") from error
 
@@ -138,9 +138,9 @@ class HttpSource:
             raise
         return stream
 
-    async def _exchange(self, stream: Stream, digest: bytes, length: int) -> bytes:
+    async def _exchange(self, stream: Stream, room: bytearray, digest: bytes, length: int) -> bytes:
         """One request on a connection, which is kept afterwards if that is possible."""
-        exchange = _Exchange(stream)
+        exchange = _Exchange(stream, room)
         kept = False
         try:
             await exchange.ask(self._authority, f"{self._path}blob/{digest.hex()}")
@@ -159,9 +159,18 @@ class HttpSource:
             return data
         finally:
             if kept and len(self._idle) < MAX_IDLE:
-                self._idle.append((trio.current_time(), stream))
+                self._idle.append(_Kept(trio.current_time(), stream, room))
             else:
                 await trio.aclose_forcefully(stream)
+
+
+class _Kept(NamedTuple):
+    """A connection for the next chunk."""
+
+    used: float
+    stream: Stream
+    room: bytearray
+    """Where a body is put together: touching new memory for each costs as much as copying it."""
 
 
 class _Gone(Exception):
@@ -173,6 +182,7 @@ class _Exchange:
     """A request and its answer."""
 
     stream: Stream
+    room: bytearray
     whole: bool = False
     """Whether the answer was read to its end, and another may follow."""
     _http: h11.Connection = field(
@@ -209,10 +219,11 @@ class _Exchange:
 
     async def body(self, length: int) -> bytes:
         """Exactly that many bytes; progress is made or it ends (TooSlowError)."""
-        data = bytearray(length)
+        if len(self.room) < length:
+            self.room.extend(bytes(length - len(self.room)))
         came = self._http.trailing_data[0]
         filled = min(len(came), length)
-        with memoryview(data) as view:
+        with memoryview(self.room) as space, space[:length] as view:
             view[:filled] = came[:filled]
             while filled < length:
                 mark = min(filled + STALL_BYTES, length)
@@ -220,8 +231,8 @@ class _Exchange:
                     while filled < mark:
                         with view[filled : filled + PIECE] as rest:
                             filled += await self._into(rest)
-        self.whole = len(came) <= length and self._http.our_state is h11.DONE
-        return bytes(data)
+            self.whole = len(came) <= length and self._http.our_state is h11.DONE
+            return bytes(view)
 
     async def drop(self, response: h11.Response) -> bool:
         """Reads the text of a refusal; False where it is too long for that."""

@@ -9,8 +9,9 @@ processes as cores or more, they are what the time is made of.
 
 - `one`: 1 -> 1 on loopback over libp2p alone; `of_stock` is the rate over that of one stream of py-libp2p
   as it is, which neither hashes nor writes; `of_shardcast` over that of shardcast.
-- `four`: 1 -> 4 on loopback, over libp2p alone and with HTTP. `last_over_bound`: seconds over four times the
-  CPU seconds of `one` on all cores. `uploaded`: what the source sent, in copies.
+- `four`: 1 -> 4 on loopback, over libp2p alone and with HTTP. `last_over_single`: seconds over those of
+  `one`; `last_over_bound`: over four times its CPU seconds, on all cores. `uploaded`: what the source sent,
+  in copies of the file.
 - `shaped`: one source with an uplink of 5 MB/s and six nodes with 20 MB/s each way, in network namespaces
   (needs root); 64 MB, or with `--full` the whole size. `over_uplink`: seconds over size / uplink.
   shardcast as a star and as a tree of two middle nodes with two clients each; the middle nodes count too. It
@@ -215,7 +216,7 @@ def say(part: str, **what: object) -> None:
     print(json.dumps({"bench": "swarm", "part": part, **what}), flush=True)
 
 
-def one(ground: Ground) -> dict:
+def one(ground: Ground) -> tuple[dict, dict]:
     nodes: list[Node] = [(None, LOOPBACK)] * 2
     bare, theirs, ours = stock(ground), shardcast(ground, nodes), swarm(ground, nodes, http=False)
     by_http = swarm(ground, nodes, http=True)
@@ -231,14 +232,14 @@ def one(ground: Ground) -> dict:
         shardcast=theirs,
         curl=star(ground, nodes),
     )
-    return ours
+    return ours, by_http
 
 
-def four(ground: Ground, single: dict) -> None:
+def four(ground: Ground, singles: tuple[dict, dict]) -> None:
     nodes: list[Node] = [(None, LOOPBACK)] * 5
     theirs = shardcast(ground, nodes)
-    cpu = single["cpu_sources"] + single["cpu_fetching"]
-    for http in (False, True):
+    for http, single in zip((False, True), singles, strict=True):
+        cpu = single["cpu_sources"] + single["cpu_fetching"]
         ours = swarm(ground, nodes, http)
         say(
             "four",
@@ -282,15 +283,16 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=SMOLLM2)
     parser.add_argument("--full", action="store_true", help="the whole size where links are shaped")
     parser.add_argument("--tries", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="where files are written; default: the temporary folder")
     arguments = parser.parse_args()
     parts = arguments.parts.split(",")
     for _ in range(arguments.tries):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             if {"one", "four"} & set(parts):
                 ground = Ground(Path(folder) / "whole", arguments.bytes)
-                single = one(ground)
+                singles = one(ground)
                 if "four" in parts:
-                    four(ground, single)
+                    four(ground, singles)
                 shutil.rmtree(ground.folder)
             if "shaped" in parts:
                 size = arguments.bytes if arguments.full else min(arguments.bytes, SHAPED)
