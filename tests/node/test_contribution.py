@@ -134,6 +134,25 @@ def test_work_that_fails_was_work(contribution: Contribution, clock: Clock) -> N
     assert contribution.status(0).generating_share == 0.5
 
 
+def test_what_the_rest_of_the_time_went_to_is_told(contribution: Contribution, clock: Clock) -> None:
+    with contribution.spending("loading"):
+        clock.now += 5  # before the first batch: a cold start
+    with contribution.working():
+        clock.now += 6
+    for phase, seconds in (("waiting", 1), ("loading", 1), ("waiting", 2)):
+        with contribution.spending(phase):  # type: ignore[arg-type]
+            clock.now += seconds
+    status = contribution.status(0)
+    assert (status.generating_share, status.spent) == (0.6, {"loading": 0.1, "waiting": 0.3})
+    assert contribution.summary().text.endswith("It generated for 60 % of the time since its first batch.")
+
+
+def test_groups_that_are_made_and_not_stored_yet_count_towards_a_goal(contribution: Contribution) -> None:
+    contribution.reached(5)
+    contribution.in_hand = 3
+    assert contribution.wanted(64) == 2
+
+
 def test_a_goal_is_reached_by_acknowledged_groups_refused_ones_included(contribution: Contribution) -> None:
     two, three = contribution.reached(2), contribution.reached(3)
     contribution.note(yes(1))

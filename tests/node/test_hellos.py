@@ -75,7 +75,7 @@ class Node:
 
     def knows(self, version: int) -> None:
         manifest = CheckpointManifest(version, FULL, FILES, {"w": bytes(32)}, bytes(32), b"p" * 32)
-        self.following.take(Head(bytes([version]) * 32, manifest, b""))
+        self.following.head = Head(bytes([version]) * 32, manifest, b"")
 
     async def _say(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -284,6 +284,23 @@ def test_the_version_from_which_the_key_counts_outlives_a_restart(path: Path) ->
         assert outbox.known_from == 5
 
 
+def test_key_that_no_trainer_knows_any_more_is_forgotten(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        outbox.note_known(3)
+        outbox.note_known(None)
+    with Outbox.open(path) as outbox:
+        assert outbox.known_from is None
+
+
+def test_share_of_the_last_session_is_kept(path: Path) -> None:
+    with Outbox.open(path) as outbox:
+        assert outbox.generating_share is None
+        outbox.note_share(0.25)
+        outbox.note_share(0.9126)
+    with Outbox.open(path) as outbox:
+        assert outbox.generating_share == 0.913
+
+
 def test_sequence_numbers_are_never_used_again(path: Path) -> None:
     used: list[int] = []
     for _ in range(3):
