@@ -2,7 +2,7 @@
 
 Chunks are numbers; sets of them are the bits of an integer, so that a checkpoint of 30,000 chunks costs
 microseconds. Of what a source has the rarest chunk is taken, ties by lot. A complete source is where
-everything comes from at first: it is spared what others have who are still downloading, and what falls to them.
+everything comes from at first: it is spared what others have who still download, and what falls to them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SLOW = 1 / 8
 """Of the median rate: a source below it is asked only for what no other has."""
 
 SPARED_SECONDS = 2.0
-"""A complete source is spared while those who still download can deliver what they have in this time."""
+"""A complete source is spared while those who still download can deliver what they have in this time, or
+faster than it."""
 
 BUSY_SECONDS = 0.5
 """For which a source is left alone that says it is busy; twice as long each time, 8 times at most."""
@@ -289,11 +290,13 @@ class Picker:
     def _spared(self, good: set[str]) -> int:
         """What complete sources are not asked for: those who still download have it and are fast enough."""
         partial = [self._sources[name] for name in good if not self._sources[name].whole]
+        whole = [self._sources[name].record.rate or math.inf for name in good if self._sources[name].whole]
         chunks = 0
         for source in partial:
             chunks |= source.claims & self._free
         rate = sum(source.record.rate or EXPECTED_RATE for source in partial)
-        return chunks if chunks.bit_count() * self._typical <= SPARED_SECONDS * rate else 0
+        soon = chunks.bit_count() * self._typical <= SPARED_SECONDS * rate
+        return chunks if soon or rate >= max(whole, default=0.0) else 0
 
     def _by_load(self, now: float) -> Iterator[tuple[str, _Source]]:
         """Sources that may be asked for one more, those first that will have it soonest."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import trio
 from libp2p.network.exceptions import SwarmException
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
-from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
 
 from nous_node.protocol.errors import NousError
 
@@ -29,6 +29,9 @@ from .network_errors import (
     UnsupportedProtocolError,
 )
 from .network_stats import NetworkStats
+
+CALLED_OFF = "called-off"
+"""No fault: whoever asked has it from somebody else by now."""
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 
@@ -129,7 +132,8 @@ class Server:
         if fault is None:
             await stream.close()
         else:
-            self._stats.fault(fault)
+            if fault != CALLED_OFF:
+                self._stats.fault(fault)
             await stream.reset()
 
     async def _answer(self, peer: str, muxed: Any) -> str | None:
@@ -158,7 +162,10 @@ class Server:
         response = await self._run(peer, request)
         if response is None:
             return "request-handler"
-        await write_frame(muxed, response)
+        try:
+            await write_frame(muxed, response)
+        except MuxedStreamReset:
+            return CALLED_OFF
         return None
 
     async def _run(self, peer: str, request: bytes) -> bytes | None:
