@@ -158,12 +158,16 @@ class BlobIndex:
         else:
             self.places.pop(digest, None)
 
+    def tell_damage(self) -> None:
+        """Of what `read` has found since; apart from it, which runs in threads."""
+        while self._broken:
+            self.damaged(self._broken.pop())
+
     async def answer(self, peer: str, request: bytes) -> bytes:
         """The handler of /nous/blob/1."""
         wanted = read(request, BlobRequest, MAX_REQUEST)
         data = await trio.to_thread.run_sync(self.read, wanted.hash)
-        while self._broken:
-            self.damaged(self._broken.pop())
+        self.tell_damage()
         if data is None and self.elsewhere is not None:
             data = await self.elsewhere(wanted.hash)
         return blob_reply(data)

@@ -84,6 +84,9 @@ class Chunks(Protocol):
     def read(self, digest: bytes) -> bytes | None:
         """The verified chunk, from wherever it is held."""
 
+    def tell_damage(self) -> None:
+        """Reports the files that `read` found to be not what they were."""
+
 
 @asynccontextmanager
 async def chunks_by_http(settings: Settings, network: Network, swarm: Swarm) -> AsyncIterator[None]:
@@ -189,6 +192,7 @@ class _Server:
             with _counted(self._uploads, client):
                 body = await trio.to_thread.run_sync(self._open, bytes.fromhex(asked.name))
                 if body is None:
+                    self._index.tell_damage()
                     await wire.refuse(404)
                     return
                 try:

@@ -110,6 +110,7 @@ async def test_a_file_that_changed_is_served_to_nobody(web: Web, served_before: 
             file.write(b"changed")
         os.utime(web.path, ns=(1, 1))
         assert (await web.ask(f"/blob/{HASHES[1]}"))[0] == 404
+        assert web.damaged == [web.path]
         assert (await web.ask(f"/blob/{HASHES[0]}"))[2] == CONTENT[:CHUNK]
 
 
