@@ -85,7 +85,7 @@ class Line:
     def made_again(self, now: int) -> bytes:
         content = self.outbox.content(self.first)
         assert content is not None
-        data = self.sealed(now, content)
+        data = self.sealed(now, content[1])
         self.outbox.repeat(self.first, data)
         self.outbox.was_repeated(self.first, now)
         return data
