@@ -44,7 +44,7 @@ CHAPTER_OF = {
     ),
     "09-checkpoints.md": "node.fetch_plan",
     "10-reputation-and-receipts.md": (
-        "node.volunteer node.sending node.trainer node.pacing node.reputation node.standings node.proof_file"
+        "node.hellos node.sending node.trainer node.pacing node.reputation node.standings node.proof_file"
     ),
 }
 """Chapters whose text has the numbers of these tables."""
