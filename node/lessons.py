@@ -46,7 +46,7 @@ BASELINE = "baseline"
 """The running mean reward, among the figures of each checkpoint, so that it survives the learner."""
 
 LARGE_BYTES = 4 << 20
-"""Of a batch as it is stored: one that has more is unpacked in a thread, so that the network need not wait."""
+"""Of a batch as it is stored: what has more is unpacked in a thread, so that the network does not wait."""
 
 AUDITS: Final = "audits"
 """The journal's secret by which it is drawn which groups are audited."""
