@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import h11
 import trio
@@ -190,7 +190,8 @@ class _Server:
             await wire.refuse(503, ("Retry-After", str(RETRY_S)))
         else:
             with _counted(self._uploads, client):
-                body = await trio.to_thread.run_sync(self._open, bytes.fromhex(asked.name))
+                digest = bytes.fromhex(asked.name)
+                body = self._standing(digest) or await trio.to_thread.run_sync(self._read, digest)
                 if body is None:
                     self._index.tell_damage()
                     await wire.refuse(404)
@@ -222,27 +223,36 @@ class _Server:
         else:
             await wire.body(body, part, self._piece, self._limit)
 
-    def _open(self, digest: bytes) -> Body | None:
-        """What is held of a hash; runs in a thread, since a disk may be slow."""
+    def _standing(self, digest: bytes) -> Body | None:
+        """What may go out as it lies on the disk: it was right, and nobody has written to its file since."""
         place = self._index.place(digest)
+        if place is None or (digest not in self._verified and not _under_way(place[0])):
+            return None
+        path, offset, length = place
+        with suppress(OSError):
+            file = path.open("rb", buffering=0)
+            if _under_way(path) or self._verified[digest] == _mark(path, file):
+                if hasattr(os, "posix_fadvise"):
+                    os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
+                return Body(length, file=file, offset=offset)
+            file.close()
+        return None
+
+    def _read(self, digest: bytes) -> Body | None:
+        """What is held of a hash, verified; runs in a thread."""
+        self._verified.pop(digest, None)
+        place = self._index.place(digest)
+        mark = None
         if place is not None:
-            path, offset, length = place
-            with suppress(OSError):
-                file = path.open("rb", buffering=0)
-                state = os.fstat(file.fileno())
-                mark = (path, state.st_mtime_ns, state.st_size)
-                if self._verified.get(digest) == mark or _under_way(path):
-                    if hasattr(os, "posix_fadvise"):
-                        os.posix_fadvise(file.fileno(), offset, length, os.POSIX_FADV_WILLNEED)
-                    return Body(length, file=file, offset=offset)
-                file.close()
-                if len(self._verified) >= MAX_VERIFIED:
-                    self._verified.clear()
-                self._verified[digest] = mark
+            with suppress(OSError), place[0].open("rb") as file:
+                mark = _mark(place[0], file)
         data = self._index.read(digest)
         if data is None:
-            self._verified.pop(digest, None)
             return None
+        if mark is not None:
+            if len(self._verified) >= MAX_VERIFIED:
+                self._verified.clear()
+            self._verified[digest] = mark
         return Body(len(data), data)
 
 
@@ -267,3 +277,8 @@ def _client(stream: trio.SocketStream) -> str:
 
 def _under_way(path: Path) -> bool:
     return any(folder.name.endswith(_UNDER_WAY) for folder in path.parents)
+
+
+def _mark(path: Path, file: BinaryIO) -> tuple[Path, int, int]:
+    state = os.fstat(file.fileno())
+    return path, state.st_mtime_ns, state.st_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -108,10 +109,13 @@ class Wire:
     async def body(self, body: Body, part: range, piece: int, limit: UploadLimit) -> None:
         self._http.send_with_data_passthrough(h11.Data(data=_Passed(len(part))))  # type: ignore[arg-type]
         view = memoryview(body.data)
-        for start in range(part.start, part.stop, piece):
-            size = min(piece, part.stop - start)
-            await limit.take(size)
-            with trio.fail_after(STALL_S):
+        with trio.fail_after(STALL_S) as patience:
+            for start in range(part.start, part.stop, piece):
+                size = min(piece, part.stop - start)
+                if limit.rate is not None:
+                    patience.deadline = math.inf  # for as long as it is we who are slow
+                await limit.take(size)
+                patience.deadline = trio.current_time() + STALL_S
                 if body.file is None:
                     await self.stream.send_all(view[start : start + size])
                 else:
