@@ -8,6 +8,7 @@ has what is missing.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
@@ -103,12 +104,14 @@ class Download:
         self._under_way: dict[tuple[str, int], trio.CancelScope] = {}
         self._exchanges = 0
         self._progress = 0.0
+        self._looked = -math.inf
         self._reasons: list[str] = []
         self._failure: StorageError | None = None
         self._news = trio.Event()
 
     def note_news(self) -> None:
         """What is known of others has changed."""
+        self._looked = -math.inf
         self._news.set()
 
     async def run(self) -> int:
@@ -140,15 +143,12 @@ class Download:
 
     async def _ask_loop(self, nursery: trio.Nursery) -> None:
         """Until every chunk is here."""
-        looked = trio.current_time()
         while self._picker.missing:
             now = trio.current_time()
             if self._failure is not None:
                 raise self._failure
-            if self._news.is_set() or now - looked >= TICK_S:
-                self._news = trio.Event()
+            if now - self._looked >= TICK_S:
                 self._look_around()
-                looked = now
             ask = self._picker.next(now)
             if ask is not None:
                 scope = self._under_way[ask.source, ask.chunk] = trio.CancelScope()
@@ -158,12 +158,13 @@ class Download:
                 raise FetchError(self._sentence())
             with trio.move_on_after(TICK_S):
                 await self._news.wait()
+            self._news = trio.Event()
 
     # Who there is
 
     def _look_around(self) -> None:
         """Tells the picker who is connected, and what they have."""
-        now = trio.current_time()
+        now = self._looked = trio.current_time()
         offered: set[str] = set()
         for url in self._mirrors:
             self._offer(offered, url, self._share.whole, now, assumed=True)
@@ -230,7 +231,7 @@ class Download:
 
     def _exchanged(self) -> None:
         self._exchanges -= 1
-        self._news.set()
+        self.note_news()
 
     # One chunk
 

@@ -126,3 +126,13 @@ def test_the_journal_forgets_peers_that_were_never_refused_first(
         journal.offended([Offender("early", 3)], NOW + 1)
         journal.offended([Offender("late", 1)], NOW + 2)  # however long until the next publication
         assert [one.peer for one in journal.offenders()] == ["late", "refused"]
+
+
+async def test_what_no_honest_peer_does_gets_one_refused_at_once(autojump_clock: MockClock) -> None:
+    node = Node()
+    node.offend(WORSE, 3)
+    node.offences.refuse(ID.from_base58(WORSE), "bad-chunk")
+    assert node.refused() == {WORSE: trio.current_time() + REFUSE_S}
+    assert node.offences.take() == [Offender(WORSE, 4, NOW + int(1000 * REFUSE_S))]
+    node.offend(WORSE)
+    assert node.offences.take() == [Offender(WORSE, 1, 0)]
