@@ -54,13 +54,13 @@ class Plan:
     them, and a base that is not here."""
 
 
-def missing_manifests(target: Target, held: Collection[bytes]) -> Sequence[bytes]:
-    """Of which checkpoints of the chain the manifests are needed to plan, the newest last: those behind the
-    latest that is held, or all."""
+def needed_manifests(target: Target, held: Collection[bytes]) -> Sequence[bytes]:
+    """Of which checkpoints of the chain the manifests are needed to plan, the newest last: from the latest
+    that is held on, or all."""
     chain = target.manifest.chain
     for index in reversed(range(len(chain))):
         if chain[index] in held:
-            return chain[index + 1 :]
+            return chain[index:]
     return chain
 
 
@@ -73,8 +73,8 @@ def plans(
 ) -> list[Plan]:
     """All ways to the target, the best first.
 
-    `held`: checkpoints with all their files. `known`: manifests of the chain. `deltas`: checkpoints of which
-    all deltas are here. `has`: whether a chunk lies on this disk.
+    `held`: checkpoints with all their files. `known`: manifests of the chain that are in their places.
+    `deltas`: checkpoints of which all deltas are here. `has`: whether a chunk lies on this disk.
     """
     files = Plan(None, (), {}, _chunk_bytes(target.manifest.files, has), target.manifest.size)
     found = [(float(files.bytes), files)]
@@ -111,11 +111,12 @@ def _joining(
 
 
 def _steps(target: Target, index: int, known: Known) -> list[Target] | None:
-    """From behind element `index` of the chain to the target; None where a manifest is not known."""
-    behind = target.manifest.chain[index + 1 :]
-    if not all(digest in known for digest in behind):
+    """From behind element `index` of the chain to the target; None where a manifest from there on is not
+    known."""
+    onward = target.manifest.chain[index:]
+    if not all(digest in known for digest in onward):
         return None
-    return [*(Target(digest, known[digest]) for digest in behind), target]
+    return [*(Target(digest, known[digest]) for digest in onward[1:]), target]
 
 
 def _plan(

@@ -16,14 +16,14 @@ from pathlib import Path
 import trio
 
 from nous_node.protocol.checkpoints import CheckpointManifest, check_link, read_manifest
-from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.constants import MAX_CHUNK
 from nous_node.protocol.errors import NousError, RemoteError
 
 from .blobs import BlobIndex, FetchError, verify_folder
 from .config import DEFAULT_NEIGHBOURS
 from .equivocation import halt_on_conflict
 from .events import Note, Report
-from .fetch_plan import Plan, Target, is_left_for, missing_manifests, plans
+from .fetch_plan import Plan, Target, is_left_for, needed_manifests, plans
 from .following import Following, Head, ask_head
 from .held import Held
 from .home import StorageError, disk_errors, write_atomic
@@ -256,33 +256,32 @@ class Holdings:
 
     async def _plans(self, target: Target) -> list[Plan]:
         """Those that fit the disk, the best first; never none. Fetches manifests of the chain."""
-        await self._learn_chain(target)
-        manifests = self._held.manifests
-        files = {digest: manifests[digest] for digest in self._held.files}
-        found = plans(target, files, manifests, self._held.deltas, self._has)
+        chain = await self._learn_chain(target)
+        files = {digest: self._held.manifests[digest] for digest in self._held.files}
+        found = plans(target, files, chain, self._held.deltas, self._has)
         return [plan for plan in found[:-1] if self._fits(plan)] + found[-1:]
 
-    async def _learn_chain(self, target: Target) -> None:
-        """Fetches manifests that are needed to plan; without them the chain is not used. [CKP-14]"""
+    async def _learn_chain(self, target: Target) -> dict[bytes, CheckpointManifest]:
+        """Those manifests that are needed to plan, fetched and in their places; none where one of them cannot
+        be had, or the chain is none. [CKP-14]"""
+        found: dict[bytes, CheckpointManifest] = {}
         room = MAX_CHAIN_BYTES
-        chain = target.manifest.chain
-        for digest in missing_manifests(target, self._held.files):
-            manifest = self._held.manifests.get(digest)
+        for digest in needed_manifests(target, self._held.files):
             try:
-                if manifest is None:
-                    data = await self.swarm.blob(digest, MAX_MANIFEST)
-                    manifest = read_manifest(data, digest)
-                    room -= len(data)
-                    if room < 0:
-                        return
-                    check_link(target.manifest, chain.index(digest), manifest)
-                    await trio.to_thread.run_sync(self._held.add_manifest, digest, data, manifest)
-                check_link(target.manifest, chain.index(digest), manifest)
+                data = await self.swarm.blob(digest, MAX_CHUNK)
+                manifest = read_manifest(data, digest)
+                check_link(target.manifest, target.manifest.chain.index(digest), manifest)
             except FetchError:
-                return
+                return {}
             except RemoteError as error:
                 self._report(Note(f"A chain of deltas is not used: {error}", "warning"))
-                return
+                return {}
+            room -= len(data)
+            if room < 0:
+                return {}
+            await trio.to_thread.run_sync(self._held.add_manifest, digest, data, manifest)
+            found[digest] = manifest
+        return found
 
     def _fits(self, plan: Plan) -> bool:
         """Whether there is room for it beside what stays whatever the room."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nous_node.node.fetch_plan import NEARLY, Plan, Target, is_left_for, missing_manifests, plans
+from nous_node.node.fetch_plan import NEARLY, Plan, Target, is_left_for, needed_manifests, plans
 from nous_node.protocol.checkpoints import DELTA, FULL, CheckpointManifest, FileEntry
 
 CHUNK = 1 << 14
@@ -181,14 +181,14 @@ def test_without_the_manifests_of_a_chain_its_deltas_are_not_used() -> None:
     assert line.ways(known=[1, 2, 3]) == ["files"]
 
 
-def test_manifests_are_needed_from_behind_the_latest_that_is_held() -> None:
+def test_manifests_are_needed_from_the_latest_on_that_is_held() -> None:
     line = Line(5)
     hashes = [one.hash for one in line.targets]
     newest = line.targets[-1]
-    assert list(missing_manifests(newest, set())) == hashes[:4]
-    assert list(missing_manifests(newest, {hashes[0], hashes[2]})) == [hashes[3]]
-    assert list(missing_manifests(newest, {hashes[3]})) == []
-    assert list(missing_manifests(line.targets[0], set())) == []
+    assert list(needed_manifests(newest, set())) == hashes[:4]
+    assert list(needed_manifests(newest, {hashes[0], hashes[2]})) == hashes[2:4]
+    assert list(needed_manifests(newest, {hashes[3]})) == [hashes[3]]
+    assert list(needed_manifests(line.targets[0], set())) == []
 
 
 @given(

@@ -160,6 +160,22 @@ async def test_a_chain_that_cannot_be_is_done_without(line: Lineage, wrong: dict
     assert any("chain of deltas is not used" in text for text in node.notes())
 
 
+async def test_a_chain_that_puts_what_is_held_in_another_place_is_done_without(line: Lineage) -> None:
+    first = line.full()
+    line.delta()
+    link = line.forged(version=7)
+    line.delta()
+    newest = line.forged(version=8, chain=[first.hash, link.hash])
+    for held in (first, link):
+        node = line.node(f"with {held.version}")
+        await node.follows(held)
+        line.net.asked.clear()
+        other = line.forged(version=9) if held is link else newest
+        await node.follows(other)
+        assert not line.deltas_of(link, newest) & set(line.net.asked)
+        assert any("chain of deltas is not used" in text for text in node.notes())
+
+
 async def test_a_manifest_of_the_chain_that_nobody_has_is_done_without(line: Lineage) -> None:
     first = line.full()
     later = [line.delta() for _ in range(3)]
