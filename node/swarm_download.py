@@ -147,7 +147,7 @@ class Download:
             now = trio.current_time()
             if self._failure is not None:
                 raise self._failure
-            if now - self._looked >= TICK_S:
+            if now - self._looked >= TICK_S or self._picker.stuck(now):
                 self._look_around()
             ask = self._picker.next(now)
             if ask is not None:
@@ -240,6 +240,7 @@ class Download:
         del self._under_way[ask.source, ask.chunk]
         if failure is not None:
             await self._note_failure(ask, failure)
+            self._looked = -math.inf  # another way to the same peer may be left
         elif scope.cancelled_caught:
             self._picker.called_off(ask.source, ask.chunk)
         self._news.set()
