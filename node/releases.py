@@ -82,20 +82,25 @@ class Releases:
         await self._prune(updated.good)
 
     async def _beacon_loop(self, lessons: Lessons) -> None:
-        """Draws a new beacon for keys that wait for one, when no update is near. [TSK-6]"""
+        """Draws a new beacon for keys that have waited for one longer than for an update. [TSK-6]"""
         await self._own.settled.wait()
         while True:
             await trio.sleep(self._renewals.idle)
-            if lessons.turn.locked() or not self._renewals.due(trio.current_time()):
+            if not self._due():
                 continue
-            if not wanted(self._journal, self._following.version, now_ms()):
-                continue
-            async with lessons.turn:
+            async with lessons.turn:  # in turn: a trainer that is never idle still has keys that wait
+                if not self._due():  # the turn before made a version
+                    continue
                 head = self._publisher.renew()
                 self._renewals.renewed(trio.current_time())
                 with suppress(ChildDied):  # the next learner is opened at this version
                     await lessons.coach.published(head.version)
             await self._announce(head)
+
+    def _due(self) -> bool:
+        """Whether somebody waits for a version, and waited long enough."""
+        due = self._renewals.due(trio.current_time())
+        return due and wanted(self._journal, self._following.version, now_ms())
 
     async def _announce(self, head: Head) -> None:
         """Gossips the head; whoever misses it, or it is too large for gossip, asks for it within seconds."""

@@ -177,6 +177,26 @@ async def test_who_waits_for_a_beacon_gets_one_between_lessons(stand: Stand, aut
     assert stand.outside.sent == [stand.press.publisher.head.envelope]
 
 
+async def test_who_waits_for_a_beacon_gets_one_from_a_trainer_that_is_never_idle(
+    stand: Stand, autojump_clock
+) -> None:
+    stand.outside.settled.set()
+    stand.press.journal.hear(VOLUNTEER, "test", 0, 0)
+    lessons: Any = stand.outside
+
+    async def teach() -> None:
+        while True:
+            async with stand.outside.turn:
+                await trio.sleep(7)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(teach)
+        nursery.start_soon(stand.releases.run, lessons)
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    assert stand.press.publisher.head.version == 1
+
+
 async def test_lessons_begin_after_a_rollback_and_its_version_is_announced(stand: Stand) -> None:
     stand.outside.rolling_back = True
     lessons: Any = stand.outside
