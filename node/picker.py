@@ -81,6 +81,9 @@ class _Source:
     busy_until: float = 0.0
     asked: dict[int, float] = field(default_factory=dict)
     """Chunks in flight: when they were asked for."""
+    here: set[int] = field(default_factory=set)
+    """Those of them that have come and are being verified: of a source that has delivered good ones before
+    they take no place in the window."""
     flying: int = 0
     """Bytes in flight."""
 
@@ -166,6 +169,12 @@ class Picker:
 
     # What became of requests
 
+    def came(self, name: str, chunk: int) -> None:
+        """Something came, and is about to be verified."""
+        source = self._sources.get(name)
+        if source is not None and chunk in source.asked and source.record.rate:
+            source.here.add(chunk)
+
     def arrived(self, name: str, chunk: int, now: float) -> list[str]:
         """A chunk came and is what it should be; the others who were asked for it."""
         source = self._sources.get(name)
@@ -229,6 +238,7 @@ class Picker:
     def _land(self, source: _Source, chunk: int) -> None:
         if source.asked.pop(chunk, None) is None:
             return
+        source.here.discard(chunk)
         size = self._sizes[chunk]
         source.flying -= size
         self._flying -= size
@@ -303,7 +313,9 @@ class Picker:
         able = [
             (source.wait(self._typical), self._entropy.random(), name, source)
             for name, source in self._sources.items()
-            if source.claims and source.busy_until <= now and len(source.asked) < self._window(source)
+            if source.claims
+            and source.busy_until <= now
+            and len(source.asked) - len(source.here) < self._window(source)
         ]
         for _, _, name, source in sorted(able, key=lambda one: one[:2]):
             yield name, source

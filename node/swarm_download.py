@@ -252,6 +252,8 @@ class Download:
             try:
                 with trio.fail_after(ask.deadline):
                     data = await self._sources[ask.source].fetch(digest, self._sizes[ask.chunk])
+                self._picker.came(ask.source, ask.chunk)
+                self._news.set()
                 await trio.to_thread.run_sync(self._part.put, digest, data)
             except trio.TooSlowError:
                 return RequestTimeoutError(ask.source, round(ask.deadline))

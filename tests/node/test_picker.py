@@ -266,17 +266,19 @@ def test_the_window_follows_the_rate() -> None:
         assert len(asks(one)) == window, rate
 
 
+def test_what_is_being_verified_takes_no_place_unless_the_source_is_new() -> None:
+    for rate, more in ((1.0, 1), (0.0, 0)):
+        one = picker(60, records(source=rate * MIB))
+        one.offer("source", bits(*range(60)), 0.0)
+        one.came("source", asks(one)[0].chunk)
+        assert len(asks(one)) == more
+
+
 def test_no_more_bytes_are_under_way_than_fit() -> None:
     one = picker(200, size=4 * MIB)
     for number in range(20):
         one.offer(f"source {number}", bits(*range(200)), 0.0)
     assert len(asks(one)) == MAX_FLYING // (4 * MIB)
-
-
-def test_a_chunk_larger_than_all_that_fits_is_asked_for_alone() -> None:
-    one = picker(2, size=2 * MAX_FLYING)
-    one.offer("source", 3, 0.0)
-    assert len(asks(one)) == 1
 
 
 def test_a_source_far_slower_than_the_others_is_asked_only_for_what_they_lack() -> None:
