@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -230,8 +231,18 @@ def _group(ready: Ready, order: Order, job: Job, outcome: Outcome) -> Group:
     return Group(order.counter, group.to_bytes(), sum(map(trained_tokens, outcome)))
 
 
+def step_back(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:
+    """Gives way to everything else on the machine. Linux may share the processor among sessions before it
+    looks at their processes (sched(7), autogroup); this process leads a session of its own, whose value is
+    set as well."""
+    os.nice(nice)
+    with suppress(OSError):
+        if group.exists():
+            group.write_text(str(nice))
+
+
 def main() -> None:
-    os.nice(int(os.environ.get("NOUS_NODE_WORKER_NICE", "0")))
+    step_back(int(os.environ.get("NOUS_NODE_WORKER_NICE", "0")))
     received = cast("type[ToWorker]", ToWorker)
     pipe: ParentPipe[FromWorker, ToWorker] = ParentPipe.take_over(received)
     serve(pipe)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +140,20 @@ def test_a_pipe_that_closes_within_a_message_ends_the_worker() -> None:
     received: Any = ToWorker
     serve(ParentPipe(io.BytesIO(b"\x00\x00\x00\x64half"), back, received))
     assert back.getvalue() == b""
+
+
+def test_a_worker_steps_back_behind_all_sessions_of_the_machine() -> None:
+    """Also where the processor is shared among sessions first; elsewhere there is no such file."""
+    script = (
+        "from pathlib import Path; import os; from nous_node.node.worker import step_back; step_back(7); "
+        "group = Path('/proc/self/autogroup'); "
+        "print(os.nice(0), group.read_text().split()[-1] if group.exists() else 7)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        capture_output=True,
+        check=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert done.stdout.split() == [str(min(19, os.nice(0) + 7)), "7"]
