@@ -40,6 +40,11 @@ ANSWERED_AT_ONCE: Final = 1_024
 MAX_DUE: Final = 65_536
 """Answers that wait to be published: keys cost nothing, and a hello that gets none is repeated."""
 
+MAX_AHEAD: Final = 16
+"""Versions by which an answer may be ahead of the newest that is known here. What is further ahead is no
+answer: hellos are repeated, so one that was true comes again once this node has caught up, and one that was
+not would have it wait for ever."""
+
 _STORED: Final = b""
 """Stands for the trainer whose answer was kept over a restart."""
 
@@ -99,7 +104,8 @@ class Greeting:
         """A `key-too-new` receipt for a group of ours: from when on the key counts, or that it was never
         heard of, and then it begins again. [TSK-6]"""
         if receipt.threshold is not None:
-            self._take(trainer, int(receipt.threshold) - 1)
+            if receipt.threshold.is_integer() and receipt.threshold >= 0:
+                self._take(trainer, int(receipt.threshold) - 1)
         elif self.known_from is not None:
             self._answers.clear()
             self._set(None)
@@ -108,6 +114,8 @@ class Greeting:
             self._forgotten = trio.Event()
 
     def _take(self, trainer: bytes, version: int) -> None:
+        if version > self._following.version + MAX_AHEAD:
+            return
         self._answers[trainer] = version
         if self._answers.get(_STORED, -1) > self._following.version:  # of a journal that was lost since
             del self._answers[_STORED]

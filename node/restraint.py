@@ -17,6 +17,7 @@ from nous_node.protocol.receipts import Receipt, Standing
 from .events import Note, Report
 from .following import now_ms
 from .outbox import Outbox
+from .reputation import MAX_QUARANTINE_SECONDS
 from .wording import duration, moment, printable
 
 REASONS = 3
@@ -24,6 +25,10 @@ REASONS = 3
 
 RECENT = 100
 """Groups looked through for the reason."""
+
+LONGEST_MS = 1000 * (MAX_QUARANTINE_SECONDS + 60)
+"""For which the word of a trainer holds a node back, a minute for clocks included: a quarantine that is said
+to last longer is none that the protocol has, and most likely a lie or a broken clock."""
 
 FOR_EVER = math.inf
 
@@ -51,7 +56,7 @@ class Restraint:
             self.standing = word.standing
             self._said = self._standing_ts = word.ts
             if word.standing.state == "quarantine":  # a ban may have been lifted since: the trainer says so
-                self._hold(word.standing.until)
+                self._hold(self._bounded(word.standing.until - clock()))
 
     def note_standing(self, standing: Standing, ts: int, proof: bytes) -> None:
         """A standing of our key in the signed envelope `proof` of time `ts`; older ones change nothing."""
@@ -67,7 +72,7 @@ class Restraint:
             case "banned":
                 self._hold(FOR_EVER)
             case "quarantine":
-                self._hold(self._clock() + standing.until - ts)
+                self._hold(self._bounded(standing.until - ts))
             case _:
                 self._hold(0)
 
@@ -80,7 +85,7 @@ class Restraint:
                 until = FOR_EVER
             case Code.QUARANTINED if receipt.threshold is not None:
                 said = ts if receipt.measured is None else receipt.measured
-                until = self._clock() + receipt.threshold - said
+                until = self._bounded(receipt.threshold - said)
             case _:
                 return
         self._said = ts
@@ -121,6 +126,10 @@ class Restraint:
     def doing(self) -> str:
         """For the live view."""
         return f"in quarantine until {moment(self._until)}" if self._until < FOR_EVER else "banned"
+
+    def _bounded(self, left: float) -> float:
+        """When a quarantine ends that lasts so many milliseconds more."""
+        return self._clock() + min(max(left, 0), LONGEST_MS)
 
     def _hold(self, until: float) -> None:
         fresh = not self.holds

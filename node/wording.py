@@ -68,8 +68,12 @@ def duration(seconds: float) -> str:
 
 
 def moment(milliseconds: float) -> str:
-    """Unix milliseconds as local time: `14:02` where that is today, else `2026-11-30 14:02`."""
-    then, today = time.localtime(milliseconds / 1000), time.localtime()
+    """Unix milliseconds as local time: `14:02` where that is today, else `2026-11-30 14:02`. Any
+    number will do: some are a peer's."""
+    try:
+        then, today = time.localtime(milliseconds / 1000), time.localtime()
+    except (OverflowError, OSError, ValueError):
+        return "a time that no calendar has"
     return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
 
 

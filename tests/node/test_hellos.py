@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from nous_node.node import hellos
 from nous_node.node.following import Following, Head
-from nous_node.node.hellos import ANSWERED_AT_ONCE, Answers, Greeting
+from nous_node.node.hellos import ANSWERED_AT_ONCE, MAX_AHEAD, Answers, Greeting
 from nous_node.node.network_errors import NoSubscribersError
 from nous_node.node.outbox import Outbox
 from nous_node.node.runfolder import RunFolder
@@ -263,6 +263,45 @@ async def test_of_several_trainers_the_one_that_heard_last_decides(
     second.hears()
     node.greeting.note_known(second.key, second.answer())
     assert node.greeting.known_from == 11
+
+
+def too_new(threshold: float) -> Receipt:
+    return Receipt(bytes(32), ME, "refused", "key-too-new", 0.0, threshold, 0)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+@pytest.mark.parametrize("threshold", [1e300, -1e300, 1e18, 2.5, -1.0, float(MAX_AHEAD + 2)])
+async def test_receipt_that_cannot_be_true_changes_nothing(
+    threshold: float, answered: bool, node: Node, trainer: Trainer
+) -> None:
+    if answered:
+        trainer.hears()
+        node.greeting.note_known(trainer.key, trainer.answer())
+    node.greeting.note_too_new(trainer.key, too_new(threshold))
+    node.greeting.note_too_new(b"S" * 32, too_new(threshold))
+    assert node.greeting.known_from == node.outbox.known_from == (0 if answered else None)
+
+
+async def test_answer_far_ahead_is_asked_for_again(
+    node: Node, trainer: Trainer, autojump_clock: object
+) -> None:
+    """It may be true, of a node that knows no newer version yet; or a trainer's key wants it to wait."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.greeting.loop)
+        for version in (MAX_AHEAD + 1, (1 << 63) - 1):
+            node.greeting.note_known(trainer.key, [Known(ME, version)])
+            assert node.greeting.known_from is None
+        trainer.version = 100
+        trainer.hears()
+        node.greeting.note_known(trainer.key, trainer.answer())
+        assert node.greeting.known_from is None
+        node.knows(99)
+        await trio.sleep(5)
+        assert len(node.said) == 2
+        trainer.hears()
+        node.greeting.note_known(trainer.key, trainer.answer())
+        assert node.greeting.known_from == 100
+        nursery.cancel_scope.cancel()
 
 
 async def test_answers_to_others_are_none(node: Node, trainer: Trainer) -> None:

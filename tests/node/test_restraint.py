@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from nous_node.node.cli_exit import Exit, verdict
 from nous_node.node.events import Event, Note
 from nous_node.node.outbox import Outbox
-from nous_node.node.restraint import BannedError, Restraint
+from nous_node.node.restraint import LONGEST_MS, BannedError, Restraint
 from nous_node.protocol.envelope import Kind, seal
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Receipt, Standing, State
@@ -104,6 +104,48 @@ async def test_a_quarantine_lasts_as_long_whatever_our_clock_says(
     before = watched.now()
     await watched.restraint.lifted()
     assert watched.now() - before == 60_000
+
+
+MOST = (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        standing("quarantine", MOST),
+        *(
+            Receipt(bytes(32), ME.key, "refused", "quarantined", measured, threshold, 0)
+            for measured, threshold in ((None, 1e300), (-1.7e308, 1.7e308), (0.0, 1e18), (float(NOW), 1e14))
+        ),
+    ],
+    ids=["standing", "no figure", "beyond floats", "for ever", "centuries"],
+)
+async def test_a_quarantine_beyond_all_measure_is_a_bounded_one(
+    word: Standing | Receipt, outbox: Outbox, autojump_clock: object
+) -> None:
+    """A trainer's key says so: the node neither ends nor stands still for ever, also after a restart."""
+    watched = Watched(outbox)
+    if isinstance(word, Standing):
+        watched.restraint.note_standing(word, NOW, b"proof")
+    else:
+        watched.restraint.note_receipt(word, NOW)
+    assert watched.restraint.holds
+    again = Watched(outbox)
+    for one in (watched, again):
+        if not one.restraint.holds:  # what a receipt said is asked for again
+            continue
+        assert one.restraint.doing().startswith("in quarantine until 20")
+        before = one.now()
+        await one.restraint.lifted()
+        assert one.now() - before <= LONGEST_MS
+
+
+@pytest.mark.parametrize("threshold", [-1e300, 0.0, 5.0])
+async def test_a_quarantine_that_ended_before_it_began_holds_nobody(threshold: float, outbox: Outbox) -> None:
+    restraint = Watched(outbox).restraint
+    receipt = Receipt(bytes(32), ME.key, "refused", "quarantined", float(NOW), threshold, 0)
+    restraint.note_receipt(receipt, NOW)
+    assert not restraint.holds
 
 
 async def test_a_later_word_lifts_a_quarantine_and_an_older_one_does_not(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import threading
 import unicodedata
@@ -34,7 +35,7 @@ from nous_node.node.views import (
     json_line,
     open_view,
 )
-from nous_node.node.wording import count, duration, printable, refusals, size, sparkline
+from nous_node.node.wording import count, duration, moment, printable, refusals, size, sparkline
 
 HOSTILE = "sort\x1b]0;owned\x07\x1b[2J\u202eevil\r\n[red]markup[/red]"
 
@@ -275,3 +276,8 @@ def test_sparkline_never_exceeds_its_width_and_clips() -> None:
     assert sparkline([0, 0.5, 1, 7, -3], 10) == "▁▅███"[:4] + "▁"
     assert len(sparkline([0.5] * 1000, 60)) == 60
     assert sparkline([0, 1], 5, ascii_only=True) == "_@"
+
+
+@pytest.mark.parametrize("milliseconds", [1e300, -1e300, 1e22, math.inf, math.nan])
+def test_times_that_cannot_be_are_told_all_the_same(milliseconds: float) -> None:
+    assert moment(milliseconds) == "a time that no calendar has"
