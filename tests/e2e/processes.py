@@ -22,7 +22,7 @@ from nous_node.node.events import Event, Note, RunReady, Summary, TrainerStatus,
 PROGRAM = (sys.executable, "-P", "-m", "nous_node.node.cli")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
-EVENT_SECONDS = 40.0
+EVENT_SECONDS = 80.0
 """Until something is seen that takes seconds when the machine is idle."""
 EXIT_SECONDS = 25.0
 
