@@ -15,11 +15,11 @@ from pathlib import Path
 
 import trio
 
-from nous_node.protocol.checkpoints import CheckpointManifest, check_link, read_manifest
-from nous_node.protocol.constants import MAX_CHUNK
+from nous_node.protocol.checkpoints import CheckpointManifest
 from nous_node.protocol.errors import NousError, RemoteError
 
 from .blobs import BlobIndex, FetchError, verify_folder
+from .chain_manifests import fetch_chain
 from .config import DEFAULT_NEIGHBOURS
 from .equivocation import halt_on_conflict
 from .events import Note, Report
@@ -42,9 +42,6 @@ RETRY_SECONDS = 1.0
 DELTA_TRIES = 3
 """Downloads of deltas before the files are fetched instead, which are a hundred times more: right after a
 version was published few have them."""
-
-MAX_CHAIN_BYTES = 64_000_000
-"""Of the manifests of one chain, which are held in memory: with more the chain is not used."""
 
 
 class Holdings:
@@ -233,8 +230,9 @@ class Holdings:
             except StorageError:
                 raise
             except NousError as error:
-                if plan is tried[-1] or not self._network.peers():
-                    raise
+                alone = isinstance(error, FetchError) and not self._network.peers()
+                if plan is tried[-1] or alone:  # deltas can do once somebody is there
+                    raise FetchError(str(error)) from error
                 problem = f"Version {head.version} is not made of deltas, its files are fetched: {error}"
                 self._report(Note(problem, "warning"))
 
@@ -264,24 +262,14 @@ class Holdings:
     async def _learn_chain(self, target: Target) -> dict[bytes, CheckpointManifest]:
         """Those manifests that are needed to plan, fetched and in their places; none where one of them cannot
         be had, or the chain is none. [CKP-14]"""
-        found: dict[bytes, CheckpointManifest] = {}
-        room = MAX_CHAIN_BYTES
-        for digest in needed_manifests(target, self._held.files):
-            try:
-                data = await self.swarm.blob(digest, MAX_CHUNK)
-                manifest = read_manifest(data, digest)
-                check_link(target.manifest, target.manifest.chain.index(digest), manifest)
-            except FetchError:
-                return {}
-            except RemoteError as error:
-                self._report(Note(f"A chain of deltas is not used: {error}", "warning"))
-                return {}
-            room -= len(data)
-            if room < 0:
-                return {}
-            await trio.to_thread.run_sync(self._held.add_manifest, digest, data, manifest)
-            found[digest] = manifest
-        return found
+        needed = needed_manifests(target, self._held.files)
+        try:
+            return await fetch_chain(self.swarm, target, needed, self._held.add_manifest)
+        except FetchError:
+            return {}
+        except RemoteError as error:
+            self._report(Note(f"A chain of deltas is not used: {error}", "warning"))
+            return {}
 
     def _fits(self, plan: Plan) -> bool:
         """Whether there is room for it beside what stays whatever the room."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -39,8 +38,9 @@ from .part_folder import PartFolder
 from .records import Records
 from .requests import Handler
 from .shares import ASK_AGAIN_S, Share
-from .sources import CHUNK_SECONDS, PeerSource, Source
-from .swarm_download import BAD_CHUNK, TICK_S, Download, SwarmNetwork
+from .small_blobs import fetch_blob
+from .sources import CHUNK_SECONDS, Source
+from .swarm_download import TICK_S, Download, SwarmNetwork
 from .upload_limit import UploadLimit
 from .uploads import Uploads
 
@@ -119,7 +119,7 @@ class Swarm:
         self._entropy = entropy or random.Random()
         self._introductions = introductions or NoIntroductions()
         self._http = http
-        self._records = Records()
+        self._records, self._blob_records = Records(), Records()
         self._shares: dict[bytes, Share] = {}
         self._held: set[bytes] = set()
         self._downloads: dict[bytes, list[Download]] = {}
@@ -164,15 +164,10 @@ class Swarm:
         if held is not None:
             return held
         peers = [peer.peer_id for peer in self._network.peers()]
-        for peer in self._entropy.sample(peers, len(peers)):
-            try:
-                with trio.fail_after(CHUNK_SECONDS):
-                    data = await PeerSource(self._network, peer).fetch(digest, limit)
-            except (NousError, trio.TooSlowError):
-                continue
-            if sha256(data).digest() == digest:
-                return data
-            await self._network.refuse(peer, BAD_CHUNK)
+        peers = self._entropy.sample(peers, len(peers))
+        found = await fetch_blob(self._network, self._blob_records, peers, digest, limit)
+        if found is not None:
+            return found
         raise FetchError("No connected peer delivers a part of the checkpoint; it is tried again.")
 
     # What goes

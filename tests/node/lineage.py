@@ -241,7 +241,7 @@ class Node:
         """Of files, each counted once whatever names it has; manifests are not counted."""
         found = {}
         for path in self.folder.checkpoints.rglob("*"):
-            if path.is_file() and path.suffix != ".manifest":
+            if ".manifest" not in path.name and path.is_file():
                 state = path.stat()
                 found[state.st_ino] = state.st_size
         return sum(found.values())

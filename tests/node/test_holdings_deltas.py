@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from nous_node.node.blobs import BlobIndex
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import FULL
+from nous_node.protocol.encoding import read
 from nous_node.protocol.identity import Identity
+from nous_node.protocol.streams import MAX_REQUEST, BlobRequest
 
 from .lineage import CHUNK, CONFIG, WEIGHTS, Lineage, entry
 
@@ -122,6 +125,49 @@ async def test_a_delta_that_makes_something_else_is_done_without(line: Lineage) 
     line.delta()
     line.forged(deltas=other.manifest.deltas)
     await falls_back(line)
+
+
+def cut_after(line: Lineage, wanted: set[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line breaks as soon as these have come."""
+    monkeypatch.setattr("nous_node.node.swarm_download.STARVED_S", 0.2)
+    monkeypatch.setattr("nous_node.node.holdings.RETRY_SECONDS", 0.01)
+    left, request = set(wanted), line.net.request
+
+    async def answer(peer: str, protocol: str, payload: bytes, **limits: Any) -> bytes:
+        frame = await request(peer, protocol, payload, **limits)
+        left.discard(read(payload, BlobRequest, MAX_REQUEST).hash)
+        if not left and not line.net.cut:
+            line.net.cut.append(peer)
+        return frame
+
+    monkeypatch.setattr(line.net, "request", answer)
+
+
+@pytest.mark.parametrize("wrong", ["another delta", "no delta"])
+async def test_a_delta_that_is_wrong_with_nobody_left_is_waited_out(
+    line: Lineage, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer signed it like that, and the line breaks right then: the node stays, and tries again."""
+    node = line.node()
+    first, other = line.full(), line.delta()
+    await node.follows(first)
+    line.delta()
+    deltas = other.manifest.deltas
+    if wrong == "no delta":
+        junk = line.path / "junk"
+        junk.mkdir()
+        (junk / WEIGHTS).write_bytes(b"nous/delta/1\0" + random.Random(0).randbytes(500))
+        deltas = [entry(junk / WEIGHTS, WEIGHTS)]
+        line.index.add(junk, deltas)
+    newest = line.forged(deltas=deltas)
+    cut_after(line, line.deltas_of(newest), monkeypatch)
+    async with node.at_work():
+        node.hears(newest)
+        with trio.fail_after(60):
+            while not any("is tried again" in text for text in node.notes()):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        line.net.cut[:] = ["nobody"]
+        await node.gets(newest)
 
 
 async def test_a_delta_that_is_no_delta_is_done_without(line: Lineage, tmp_path: Path) -> None:

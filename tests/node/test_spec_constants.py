@@ -42,7 +42,7 @@ CHAPTER_OF = {
         "node.statistics node.copies node.verification node.examiner node.selection node.canary "
         "node.worker_messages"
     ),
-    "09-checkpoints.md": "node.fetch_plan",
+    "09-checkpoints.md": "node.fetch_plan node.small_blobs node.chain_manifests",
     "10-reputation-and-receipts.md": (
         "node.hellos node.sending node.trainer node.pacing node.reputation node.standings node.proof_file"
     ),
