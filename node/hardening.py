@@ -39,6 +39,7 @@ from libp2p.protocol_muxer.exceptions import (
     MultiselectError,
 )
 from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
+from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
 from libp2p.security.noise.transport import Transport as NoiseTransport
@@ -46,11 +47,15 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX
 from libp2p.transport.exceptions import MuxerUpgradeFailure
 from libp2p.transport.upgrader import TransportUpgrader
+from libp2p.utils import encode_delim
 
 from .listener import ExclusiveTCP
 from .muxer import Muxer
+from .muxer_stream import MuxerStream
 from .network_stats import NetworkStats
 from .upload_limit import UploadLimit
+
+MULTISTREAM = MULTISELECT_PROTOCOL_ID.encode()
 
 # Protocol names are a few dozen bytes; go-libp2p reads at most 1 KiB, too.
 MAX_NEGOTIATION_LINE = 1024
@@ -119,6 +124,19 @@ class BoundedCommunicator(MultiselectCommunicator):  # type: ignore[misc]
             raise
         except Exception as error:
             raise MultiselectCommunicatorError("cannot write a negotiation line") from error
+
+
+async def _consent(lines: BoundedCommunicator, protocol: str) -> None:
+    """Reads what a peer says to a protocol that it has spoken before."""
+    with trio.move_on_after(NEGOTIATION_S):
+        try:
+            said = await lines.read(), await lines.read()
+        except MultiselectCommunicatorError as error:
+            raise MultiselectClientError("the negotiation broke off") from error
+        if said != (MULTISTREAM.decode(), protocol):
+            raise MultiselectClientError(f"protocols not supported any more: {protocol}")
+        return
+    raise MultiselectClientError("the peer does not answer to the negotiation")
 
 
 class BoundedSelector(GenericMultistreamSelector):  # type: ignore[misc]
@@ -214,6 +232,12 @@ class HardenedSwarm(Swarm):  # type: ignore[misc]
         self.refused_peers: dict[Any, float] = {}  # peer id -> trio time until which it is refused
         self._handshakes: OrderedDict[trio.CancelScope, None] = OrderedDict()
 
+    async def notify_opened_stream(self, stream: Any) -> None:
+        """Nobody wants to know, and to start a task for each who does not costs as much as the stream."""
+
+    async def notify_closed_stream(self, stream: Any) -> None:
+        """The same; nothing is counted that would have to be given back."""
+
     def _schedule_prune(self) -> None:
         """Nothing is pruned: the limit refuses newcomers instead of closing what works."""
 
@@ -292,10 +316,7 @@ class HardenedHost(BasicHost):  # type: ignore[misc]
         Raises SwarmException without one, MultiselectClientError if the peer does not speak any of
         the protocols, muxer errors if the connection breaks.
         """
-        live = [c for c in self._network.connections.get(peer_id, []) if not c.is_closed]
-        if not live:
-            raise SwarmException(f"not connected to {peer_id}")
-        stream = await live[-1].new_stream()
+        stream = await self._live(peer_id).new_stream()
         try:
             protocol = await self.multiselect_client.select_one_of(
                 tuple(protocol_ids), BoundedCommunicator(stream), NEGOTIATION_S
@@ -307,11 +328,44 @@ class HardenedHost(BasicHost):  # type: ignore[misc]
         stream.set_protocol(protocol)
         return stream
 
+    async def ask(self, peer_id: Any, protocol: str, request: bytes) -> MuxerStream:
+        """Open a stream, write all that is to be asked, and close our side; the answer is next on it.
+
+        A peer that spoke the protocol on this connection before gets everything at once, without a wait for
+        its consent. libp2p keeps no record of the stream: to tell of it costs more than a small request.
+        Raises as `new_stream`.
+        """
+        muxer = self._live(peer_id).muxed_conn
+        muxed: MuxerStream = await muxer.open_stream()
+        lines = BoundedCommunicator(muxed)
+        try:
+            if protocol in muxer.spoken:
+                await muxed.write(encode_delim(MULTISTREAM) + encode_delim(protocol.encode()) + request)
+                await muxed.close_write()
+                await _consent(lines, protocol)
+            else:
+                await self.multiselect_client.select_one_of((protocol,), lines, NEGOTIATION_S)
+                await muxed.write(request)
+                await muxed.close_write()
+                muxer.spoken.add(protocol)
+        except BaseException:
+            muxer.spoken.discard(protocol)
+            with trio.CancelScope(shield=True):
+                await muxed.reset()
+            raise
+        return muxed
+
+    def _live(self, peer_id: Any) -> Any:
+        live = [c for c in self._network.connections.get(peer_id, []) if not c.is_closed]
+        if not live:
+            raise SwarmException(f"not connected to {peer_id}")
+        return live[-1]
+
     async def _swarm_stream_handler(self, net_stream: Any) -> None:
         """Negotiate and run a handler. Whatever it raises ends this stream and nothing else."""
         try:
             protocol, handler = await self.multiselect.negotiate(
-                BoundedCommunicator(net_stream), NEGOTIATION_S
+                BoundedCommunicator(net_stream.muxed_stream), NEGOTIATION_S
             )
             if handler is None:
                 raise MultiselectError("no protocol was selected")

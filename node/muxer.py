@@ -28,6 +28,7 @@ from libp2p.network.connection.exceptions import RawConnError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from trio.lowlevel import ParkingLot
 
+from .muxer_socket import Incoming, Outgoing
 from .muxer_stream import MuxerStream
 from .network_stats import NetworkStats
 from .upload_limit import UploadLimit
@@ -38,8 +39,7 @@ SYN, ACK, FIN, RST = 1, 2, 4, 8
 NORMAL, PROTOCOL_ERROR = 0, 1
 
 NOISE_PLAINTEXT = 65535 - 16  # a Noise message is at most 65535 bytes, 16 of them the tag
-BATCH = 2  # Noise messages that are written in one go
-READ_SIZE = 128 * 1024  # two Noise messages a system call
+BATCH = 4  # Noise messages that are written in one go; 2 where the uplink is limited
 
 # Streams that a peer may have open towards us. Gossip takes one, ping none; a busy downloader a few.
 MAX_INBOUND_STREAMS = 64
@@ -70,16 +70,19 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
         self.stats = stats
         self.last_heard = trio.current_time()  # trio time of the last bytes from the peer
         self.unread = 0  # bytes in the receive buffers of all streams
+        self.spoken: set[str] = set()  # protocols that the peer has agreed to on streams of ours
         self._upload = upload
         self._raw = secured_conn.conn.read_writer.read_write_closer
         self._noise = secured_conn.conn.noise_state
-        self._cipher = bytearray()
+        self._incoming, self._outgoing = Incoming(self._raw), Outgoing(self._raw)
         # What the muxer negotiation read beyond its own last line belongs to us.
-        self._plain = bytearray(secured_conn._drain(None))
+        self._plain = bytes(secured_conn._drain(None))
+        self._at = 0  # how much of it is handled
         self._streams: dict[int, MuxerStream] = {}
         self._next_id = 1 if secured_conn.is_initiator else 2
         self._last_peer_id = 0
         self._accept_send, self._accept_receive = trio.open_memory_channel[MuxerStream](MAX_INBOUND_STREAMS)
+        self._batch = BATCH if upload.rate is None else BATCH // 2
         self._queue: deque[bytes] = deque()
         self._queued = 0
         self._work = ParkingLot()
@@ -209,21 +212,23 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
         self._work.unpark_all()
 
     async def _write_loop(self) -> None:
-        encrypt = self._noise.encrypt
+        encrypt, outgoing = self._noise.encrypt, self._outgoing
         try:
             while True:
                 while not self._queue:
                     await self._work.park()
-                plain = self._take_batch()
-                parts: list[bytes] = []
-                for start in range(0, len(plain), NOISE_PLAINTEXT):
-                    sealed = encrypt(plain[start : start + NOISE_PLAINTEXT])
-                    parts += (len(sealed).to_bytes(2, "big"), sealed)
-                wire = b"".join(parts)
-                await self._upload.take(len(wire))
-                await self._raw.write(wire)
-                self.stats.bytes_out += len(wire)
-                self._queued -= len(plain)
+                size = 0
+                for _ in range(self._batch):
+                    plain = self._take_message()
+                    outgoing.put(encrypt(plain))
+                    size += len(plain)
+                    if not self._queue:
+                        break
+                sealed = outgoing.size
+                await self._upload.take(sealed)
+                await outgoing.send()
+                self.stats.bytes_out += sealed
+                self._queued -= size
                 self._wake_writers()
         except Exception:  # the socket broke: reading would not last longer
             self._scope.cancel()
@@ -233,58 +238,51 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
         to wake them all each time would cost more than to encrypt."""
         if not self._queued:
             self._room.unpark_all()
-        elif self._queued <= QUEUE_LIMIT:
-            self._room.unpark(count=BATCH)
+        elif self._queued <= QUEUE_LIMIT // 2:
+            self._room.unpark(count=2)
 
-    def _take_batch(self) -> bytes:
-        """What is queued, up to two Noise messages: pings stay short of a long write."""
+    def _take_message(self) -> bytes:
+        """As many of the queued frames as fit into one Noise message."""
         first = self._queue.popleft()
-        if not self._queue:
+        left = NOISE_PLAINTEXT - len(first)
+        if not self._queue or len(self._queue[0]) > left:
             return first
-        batch, size = [first], len(first)
-        while self._queue and size + len(self._queue[0]) <= BATCH * NOISE_PLAINTEXT:
-            frame = self._queue.popleft()
-            batch.append(frame)
-            size += len(frame)
-        return b"".join(batch)
+        frames = [first]
+        while self._queue and len(self._queue[0]) <= left:
+            frames.append(self._queue.popleft())
+            left -= len(frames[-1])
+        return b"".join(frames)
 
     # Reading
 
     async def _read_loop(self) -> None:
         try:
             while not self._closing:
-                while len(self._plain) < HEADER.size:
+                while len(self._plain) - self._at < HEADER.size:
                     if not await self._fill():
                         return
-                header = HEADER.unpack_from(self._plain)
-                del self._plain[: HEADER.size]
+                header = HEADER.unpack_from(self._plain, self._at)
+                self._at += HEADER.size
                 if not await self._handle(*header):
                     return
                 while self._queued > ANSWER_LIMIT:
                     await self._room.park()
-        except (IOException, RawConnError):
+        except (IOException, RawConnError, OSError, trio.ClosedResourceError):
             return  # the peer went away without a goodbye: not a fault
         except Exception:  # a Noise message that does not decrypt
             self.stats.fault("noise-bad-message")
 
     async def _fill(self) -> bool:
-        """Add at least one decrypted Noise message to `_plain`; False at the end of the stream."""
-        cipher = self._cipher
-        while len(cipher) < 2 or len(cipher) < 2 + int.from_bytes(cipher[:2], "big"):
-            data = await self._raw.read(READ_SIZE)
-            if not data:
+        """Add a decrypted Noise message to what is left of `_plain`; False at the end of the stream."""
+        while (sealed := self._incoming.message()) is None:
+            count = await self._incoming.receive()
+            if not count:
                 return False
-            self.stats.bytes_in += len(data)
-            cipher += data
+            self.stats.bytes_in += count
             self.last_heard = trio.current_time()
-        start, end = 0, len(cipher)
-        while end - start >= 2:
-            size = int.from_bytes(cipher[start : start + 2], "big")
-            if end - start - 2 < size:
-                break
-            self._plain += self._noise.decrypt(bytes(cipher[start + 2 : start + 2 + size]))
-            start += 2 + size
-        del cipher[:start]
+        opened = self._noise.decrypt(sealed)
+        self._plain = self._plain[self._at :] + opened if self._at < len(self._plain) else opened
+        self._at = 0
         return True
 
     async def _handle(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> bool:
@@ -344,10 +342,10 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
             return self._offend("yamux-unread-limit")
         left = length
         while left:
-            if not self._plain and not await self._fill():
+            if self._at == len(self._plain) and not await self._fill():
                 return False
-            part = self._plain[:left]
-            del self._plain[: len(part)]
+            part = memoryview(self._plain)[self._at : self._at + left]
+            self._at += len(part)
             left -= len(part)
             if stream is not None:  # a frame for a stream that we have just reset is skipped
                 stream.receive(part)

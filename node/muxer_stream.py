@@ -13,6 +13,8 @@ from libp2p.stream_muxer.exceptions import (
 )
 from trio.lowlevel import ParkingLot
 
+from .muxer_buffer import Unread
+
 if TYPE_CHECKING:
     from .muxer import Muxer
 
@@ -29,7 +31,7 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
     def __init__(self, stream_id: int, conn: Muxer) -> None:
         self.stream_id = stream_id
         self.muxed_conn = conn
-        self._buffer = bytearray()
+        self._unread = Unread()
         self._window = INITIAL_WINDOW  # the size we aim at
         self._allowed = INITIAL_WINDOW  # bytes the peer may still send
         self._consumed = 0  # bytes read since the last window update
@@ -53,17 +55,24 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
         """
         if n == 0:
             return b""
-        while not self._buffer:
+        pieces = [await self.read_piece(n)]
+        left = self._unread.size if n is None or n < 0 else min(n - len(pieces[0]), self._unread.size)
+        while left:
+            pieces.append(self._take(left))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
+
+    async def read_piece(self, n: int | None = None) -> bytes | memoryview:
+        """As `read`, but only what lies together, without a copy where that is possible."""
+        while not self._unread.size:
             self._raise_if_read_ended()
             await self._readable.park()
-        if n is None or n < 0 or n >= len(self._buffer):
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        else:
-            data = bytes(self._buffer[:n])
-            del self._buffer[:n]
-        self._release(len(data))
-        return data
+        return self._take(self._unread.size if n is None or n < 0 else n)
+
+    def _take(self, most: int) -> bytes | memoryview:
+        piece = self._unread.take(most)
+        self._release(len(piece))
+        return piece
 
     def _raise_if_read_ended(self) -> None:
         if self._reset:
@@ -78,7 +87,7 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
         if self._consumed < self._window // 2 or self._read_ended or self._reset:
             return
         growth = 0
-        if not self._buffer and self._window < MAX_WINDOW:  # the reader keeps up
+        if not self._unread.size and self._window < MAX_WINDOW:  # the reader keeps up
             growth = min(self._window, MAX_WINDOW - self._window)
             self._window += growth
         credit = self._consumed + growth
@@ -92,7 +101,11 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
         Raises MuxedStreamClosed after our close, MuxedStreamReset after a reset. A caller that is
         cancelled leaves whole frames behind, so only this stream is unusable afterwards.
         """
-        async with self._write_lock:
+        try:
+            self._write_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self._write_lock.acquire()
+        try:
             view = memoryview(data)
             while view:
                 while not self._send_window and not self._write_ended:
@@ -105,6 +118,8 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
                 self._send_window -= size
                 await self.muxed_conn.send_data(self.stream_id, view[:size])
                 view = view[size:]
+        finally:
+            self._write_lock.release()
 
     async def close(self) -> None:
         """Close our side; the peer's side stays readable."""
@@ -146,10 +161,11 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
         self._allowed -= size
         return True
 
-    def receive(self, data: bytearray) -> None:
+    def receive(self, data: memoryview) -> None:
+        """Takes over a part of a frame; what it lies in does not change any more."""
         if self._read_ended or self._reset:
             return
-        self._buffer += data
+        self._unread.put(data)
         self.muxed_conn.unread += len(data)
         self._readable.unpark_all()
 
@@ -173,8 +189,8 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
 
     def _end_by_reset(self) -> None:
         self._reset = self._read_ended = self._write_ended = True
-        self.muxed_conn.unread -= len(self._buffer)
-        self._buffer.clear()
+        self.muxed_conn.unread -= self._unread.size
+        self._unread.clear()
         self._readable.unpark_all()
         self._writable.unpark_all()
         self.muxed_conn.forget(self.stream_id)

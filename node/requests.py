@@ -21,6 +21,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from nous_node.protocol.errors import NousError
 
 from .frames import OversizeFrameError
+from .muxer_stream import MAX_FRAME
 from .network_errors import (
     NotConnectedError,
     OversizeResponseError,
@@ -45,16 +46,14 @@ STALL_BYTES = 16 * 1024
 STALL_S = 10.0
 # Between two looks at that: a deadline that moves with every piece would cost more than reading it.
 MARK_S = 0.5
-# Pieces in which a payload is read and written: one growth step of the window.
-PIECE = 256 * 1024
 
 
 async def write_frame(muxed: Any, payload: bytes) -> None:
     """Write one frame to a muxed stream."""
-    prefix = len(payload).to_bytes(PREFIX_BYTES, "big")
-    await muxed.write(prefix + payload[: PIECE - PREFIX_BYTES])
-    if len(payload) > PIECE - PREFIX_BYTES:
-        await muxed.write(memoryview(payload)[PIECE - PREFIX_BYTES :])
+    prefix, begin = len(payload).to_bytes(PREFIX_BYTES, "big"), MAX_FRAME - PREFIX_BYTES
+    await muxed.write(prefix + payload[:begin])
+    if len(payload) > begin:
+        await muxed.write(memoryview(payload)[begin:])
 
 
 async def read_frame(muxed: Any, limit: int) -> bytes:
@@ -69,11 +68,11 @@ async def read_frame(muxed: Any, limit: int) -> bytes:
     size = int.from_bytes(buffer, "big")
     if size > limit:
         raise OversizeFrameError(size, limit)
-    pieces: list[bytes] = []
+    pieces: list[bytes | memoryview] = []
     left, mark, marked = size, size, trio.current_time()
     with trio.fail_after(STALL_S) as scope:
         while left:
-            pieces.append(await muxed.read(min(left, PIECE)))
+            pieces.append(await muxed.read_piece(left))
             left -= len(pieces[-1])
             now = trio.current_time()
             if mark - left >= STALL_BYTES and now - marked >= MARK_S:
@@ -183,16 +182,13 @@ async def request(
 ) -> bytes:
     """Ask one peer; see `Network.request`."""
     peer = str(peer_id)
-    stream = None
+    muxed = None
     try:
         with trio.fail_after(deadline):
-            stream = await host.new_stream(peer_id, [protocol])
-            muxed = stream.muxed_stream
-            await write_frame(muxed, payload)
-            await muxed.close_write()
+            prefix = len(payload).to_bytes(PREFIX_BYTES, "big")
+            muxed = await host.ask(peer_id, protocol, prefix + payload)
             response = await read_frame(muxed, max_response)
-            await stream.close()
-            stream = None
+            muxed = None
             return response
     except (trio.TooSlowError, NousError, OversizeFrameError) as error:
         match error:
@@ -209,6 +205,6 @@ async def request(
             raise UnsupportedProtocolError(peer, protocol) from error
         raise RequestFailedError(peer, "it ended the stream before a complete answer") from error
     finally:
-        if stream is not None:
+        if muxed is not None:
             with trio.CancelScope(shield=True):
-                await stream.reset()
+                await muxed.reset()

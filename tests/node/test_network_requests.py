@@ -13,6 +13,7 @@ from nous_node.node.network_errors import (
     AddressError,
     NotConnectedError,
     OversizeResponseError,
+    RequestFailedError,
     RequestTimeoutError,
     UnsupportedProtocolError,
 )
@@ -101,3 +102,24 @@ async def test_requests_beyond_the_total_wait_their_turn() -> None:
                 nursery.start_soon(ask, number)
         assert sorted(answers) == [bytes([number]) for number in range(10)]
         assert most == 2
+
+
+async def test_a_protocol_that_the_peer_gave_up_is_noticed() -> None:
+    """From the second request on nobody waits for the peer's consent before the request goes out."""
+
+    async def echo(peer: str, request: bytes) -> bytes:
+        return request
+
+    async with pair() as (server, client):
+        server.serve("/x/1", echo, max_request=10, max_response=10)
+        peer = await client.connect(server.addresses[0])
+        for number in range(3):
+            assert await client.request(peer, "/x/1", bytes([number]), max_response=10) == bytes([number])
+        assert not server.stats.faults
+        handler = server._host.multiselect.handlers.pop("/x/1")
+        with pytest.raises(RequestFailedError):
+            await client.request(peer, "/x/1", b"x", max_response=10)
+        with pytest.raises(UnsupportedProtocolError, match="/x/1"):
+            await client.request(peer, "/x/1", b"x", max_response=10)
+        server._host.multiselect.handlers["/x/1"] = handler
+        assert await client.request(peer, "/x/1", b"x", max_response=10) == b"x"
