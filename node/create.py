@@ -8,6 +8,7 @@ manifest is written last: a folder without it holds no run, and `init` may be re
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from nous_node.envs import registry
 from nous_node.protocol.checkpoints import FileEntry, file_entry, files_hash, weights_hash
-from nous_node.protocol.constants import CHUNK, MAX_MANIFEST, PROTOCOL
+from nous_node.protocol.constants import CHUNK, DOMAIN_BEACON, MAX_MANIFEST, PROTOCOL
 from nous_node.protocol.encoding import read
 from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.errors import LocalError, RemoteError
@@ -163,6 +164,11 @@ def base_tensors(folder: Path) -> dict[str, bytes]:
     from nous_node.trainer.checkpoint import tensor_hashes
 
     return {name: digest for file in weight_files(folder) for name, digest in tensor_hashes(file).items()}
+
+
+def first_beacon(identity: Identity, run: bytes) -> bytes:
+    """Of version 0: the same for a trainer key at any time, and nobody else can know it before. [TSK-6]"""
+    return hmac.digest(identity.seed, DOMAIN_BEACON + run, "sha256")
 
 
 def read_json(path: Path) -> dict[str, object]:

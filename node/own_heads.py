@@ -25,11 +25,16 @@ from .following import Following, Head, HeadSource, ask_head
 from .home import StorageError
 
 GRACE_SECONDS = 5.0
-"""For which a trainer waits for the first answer before it publishes a version, which its journal may hold
-groups enough for: volunteers that lost it dial again within seconds."""
+"""For which a trainer waits for somebody who knows its newest version, or a newer one, before it publishes a
+version, which its journal may hold groups enough for: volunteers that lost it dial again within seconds."""
 
 GATHER_SECONDS = 10.0
-"""For which heads are gathered, from the first answer on, before a run is rolled back: peers may lag."""
+"""For which heads are gathered before a run is rolled back, once somebody knows as much as the journal:
+peers may lag."""
+
+UNTOLD_SECONDS = 60.0
+"""From the first answer of anybody on, after which a run is rolled back though nobody knows as much: those
+who did may be gone."""
 
 LOOK_SECONDS = 0.25
 FIRST_RETRY_SECONDS = 1.0
@@ -79,13 +84,16 @@ class OwnHeads:
         report: Report,
         entropy: random.Random | None = None,
     ) -> None:
-        """`name`: of the run's folder, for people. `overtake`: publishes above a head, where a person said
-        that the run is to be rolled back to this folder."""
+        """`name`: of the run's folder, for people. `overtake`: publishes far above a head, where a person
+        said that the run is to be rolled back to this folder."""
         self.settled = trio.Event()
         self._network, self._following, self._key, self._name = network, following, key, name
         self._overtake, self._report = overtake, report
         self._entropy = entropy or random.Random()
         self._answered = trio.Event()
+        self._told = trio.Event()
+        """Set by an answer of somebody who knows our newest version or a newer one of this key: whoever has
+        just joined, or fell behind, says nothing about what was signed."""
         self._retries: dict[str, _Retry] = {}
         self._unknown: Head | None = None
         """The newest head of this key that the journal does not know, while heads are gathered."""
@@ -127,27 +135,29 @@ class OwnHeads:
         async with self._limit:
             try:
                 reply = await ask_head(self._network, peer, self._following.run)
-                head = None if reply.checkpoint is None else self._unknown_head(reply.checkpoint)
+                head = None if reply.checkpoint is None else self._own_head(reply.checkpoint)
             except NousError:
                 return  # whatever it says, or does not: it is asked again
         retry = self._retries.get(peer)
         if retry is not None:
             retry.at = float("inf")
-        if head is not None:
-            self._found(head)
+        mine = self._following.head
+        if head is not None and mine is not None and head.version >= mine.version:
+            if head.hash != mine.hash:
+                self._found(head)
+            self._told.set()
         self._answered.set()
 
-    def _unknown_head(self, data: bytes) -> Head | None:
-        """A checkpoint of this key that is not the journal's. Raises RemoteError for what is none."""
+    def _own_head(self, data: bytes) -> Head | None:
+        """A checkpoint of this key; None for one of another trainer. Raises RemoteError for what is none."""
         mine = self._following.head
-        if mine is None or data == mine.envelope:  # nearly always
-            return None
+        if mine is not None and data == mine.envelope:  # nearly always
+            return mine
         envelope = unseal(data, MAX_MANIFEST)
         if envelope.head.sender != self._key:
             return None
         manifest = open_checkpoint(envelope, self._following.run, self._following.manifest)
-        head = Head(checkpoint_hash(envelope.content(MAX_MANIFEST)), manifest, data)
-        return head if head.version >= mine.version and head.hash != mine.hash else None
+        return Head(checkpoint_hash(envelope.content(MAX_MANIFEST)), manifest, data)
 
     def _found(self, head: Head) -> None:
         if self._overtake is None or self.settled.is_set():
@@ -158,23 +168,29 @@ class OwnHeads:
     async def _settle(self) -> None:
         if self._overtake is None:
             with trio.move_on_after(GRACE_SECONDS):
-                await self._answered.wait()
+                await self._told.wait()
         else:
             await self._answered.wait()
-            await trio.sleep(GATHER_SECONDS)
+            with trio.move_on_after(UNTOLD_SECONDS):
+                await self._told.wait()
+                await trio.sleep(GATHER_SECONDS)
             self._roll_back(self._overtake)
         self.settled.set()
 
     def _roll_back(self, overtake: Callable[[Head], Head]) -> None:
-        version = self._following.version
-        if self._unknown is None:
-            text = f"No peer holds a version of this run above {version}: there is nothing to roll back."
-        else:
-            head = overtake(self._unknown)
-            text = (
-                f"The run is rolled back from version {self._unknown.version} to version {version}, "
-                f"published again as version {head.version}."
-            )
+        """Publishes far above all that is known, also where nobody told of more: versions are lost, as the
+        person said, and who holds them may only be away."""
+        mine = self._following.head
+        assert mine is not None  # a trainer has one before it asks anybody
+        lost = self._unknown
+        head = overtake(lost or mine)
+        text = (
+            f"The run is rolled back to version {mine.version}, published again as version {head.version}: "
+            "no peer that was asked holds a newer one, and those that were lost are below it."
+            if lost is None
+            else f"The run is rolled back from version {lost.version} to version {mine.version}, "
+            f"published again as version {head.version}."
+        )
         self._report(Note(text, "warning"))
 
 

@@ -36,7 +36,7 @@ from nous_node.protocol.identity import Identity
 
 from .blobs import BlobIndex, verify_folder
 from .chaining import Chain
-from .create import base_tensors, folder_entries
+from .create import base_tensors, first_beacon, folder_entries
 from .following import Following, Head, now_ms
 from .home import DamagedError
 from .learner_messages import Updated
@@ -153,15 +153,16 @@ class Publisher:
             self._publish(folder, self._next(manifest))
 
     def _base(self, folder: Path) -> CheckpointManifest:
-        """Version 0, checked against the run's manifest."""
+        """Version 0, checked against the run's manifest; the same whenever it is made: a copy of the folder,
+        or one whose journal was lost, must not sign another one. [CKP-18]"""
         files = folder_entries(folder)
         if files_hash(files) != self._folder.manifest.base:
             raise DamagedError(
                 f"The base checkpoint {folder} is not what the run began with, and no newer one is whole. "
                 "Restore the run's folder from a backup, or make a new run with `nous-node init`."
             )
-        tensors, beacon = base_tensors(folder), self._entropy(32)
-        return CheckpointManifest(0, FULL, files, tensors, beacon, mirrors=self._mirrors)
+        beacon = first_beacon(self._identity, self._following.run)
+        return CheckpointManifest(0, FULL, files, base_tensors(folder), beacon)
 
     def _check_chain(self, folders: Mapping[bytes, Path]) -> str:
         """Whether what leads to the newest version is whole; what is said where it is not."""

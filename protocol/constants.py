@@ -15,6 +15,7 @@ PROTOCOL: Final = 1
 DOMAIN_ENVELOPE: Final = b"nous/envelope/1\x00"
 DOMAIN_TASK: Final = b"nous/task/1\x00"
 DOMAIN_DRAW: Final = b"nous/draw/1\x00"
+DOMAIN_BEACON: Final = b"nous/beacon/1\x00"
 DOMAIN_FILES: Final = b"nous/files/1\x00"
 DOMAIN_WEIGHTS: Final = b"nous/weights/1\x00"
 """Prefixes that keep a hash or signature made for one purpose from serving another. The zero byte

@@ -14,9 +14,15 @@ import pytest
 import trio
 
 from nous_node.node.events import Event, Note
-from nous_node.node.following import Head
+from nous_node.node.following import Following, Head
 from nous_node.node.network_errors import NotConnectedError
-from nous_node.node.own_heads import GATHER_SECONDS, GRACE_SECONDS, OlderCopyError, OwnHeads
+from nous_node.node.own_heads import (
+    GATHER_SECONDS,
+    GRACE_SECONDS,
+    UNTOLD_SECONDS,
+    OlderCopyError,
+    OwnHeads,
+)
 from nous_node.node.publishing import LEAP
 from nous_node.protocol.checkpoints import checkpoint_hash
 from nous_node.protocol.encoding import encode
@@ -116,7 +122,7 @@ async def fails(copy: Copy, *, rollback: bool = False) -> str:
 
 
 async def test_a_newer_version_of_this_key_ends_the_trainer_before_it_publishes(copy, autojump_clock) -> None:
-    copy.crowd.held = {"behind": copy.press.publisher.head.envelope, "ahead": copy.lost[-1].envelope}
+    copy.crowd.held = {"as far": copy.press.publisher.head.envelope, "ahead": copy.lost[-1].envelope}
     begun = trio.current_time()
     text = await fails(copy)
     assert "the newest version here is 1, and a peer holds version 3 that this key has signed" in text
@@ -153,6 +159,33 @@ async def test_what_is_older_or_ours_or_of_no_trainer_ends_nothing(copy, autojum
         await trio.sleep(100)
         assert one.settled.is_set()
     assert set(copy.crowd.asked) == set(copy.crowd.held)
+
+
+@pytest.mark.parametrize("known", ["nothing", "an older version", "another trainer's"])
+async def test_who_knows_less_settles_nothing(copy, known: str, autojump_clock) -> None:
+    """Whoever has just joined, or fell behind, cannot tell that this folder is an older copy."""
+    press = copy.press
+    older = press.publisher.head.envelope
+    press.update()
+    stranger = Identity.from_seed(b"s" * 32)
+    content = msgspec.structs.replace(copy.lost[1].manifest, version=9).to_bytes()
+    theirs = seal(stranger, Kind.CHECKPOINT, press.folder.run, content, seq=1, ts=1)
+    held = {"nothing": None, "an older version": older, "another trainer's": theirs}[known]
+    copy.crowd.held = {"peer": held}
+    own = copy.own()
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+        async with copy.at_work(own):
+            await trio.sleep(GRACE_SECONDS - 1)
+            assert copy.crowd.asked
+            assert not own.settled.is_set()
+            copy.crowd.held["ahead"] = copy.lost[-1].envelope
+            await trio.sleep(GRACE_SECONDS)
+    assert caught.group_contains(OlderCopyError)
+    copy.crowd.held = {"peer": held}
+    own = copy.own()
+    async with copy.at_work(own):
+        await trio.sleep(GRACE_SECONDS + 1)
+        assert own.settled.is_set()
 
 
 async def test_publishing_waits_for_the_first_answer_but_not_for_ever(copy, autojump_clock) -> None:
@@ -214,15 +247,45 @@ async def test_a_run_is_rolled_back_above_the_newest_that_any_peer_holds(copy, a
     assert checkpoint_hash(head.content) == head.hash
 
 
-async def test_nothing_is_published_for_a_rollback_before_a_peer_has_told(copy, autojump_clock) -> None:
+@pytest.mark.parametrize("knows", [True, False])
+async def test_a_rollback_leaps_also_where_nobody_tells_of_what_is_lost(
+    copy, knows: bool, autojump_clock
+) -> None:
+    """Whoever holds the lost versions may be away, and comes back later to a run that goes on above them."""
+    press = copy.press
+    mine = press.publisher.head
     own = copy.own(rollback=True)
     async with copy.at_work(own):
         await trio.sleep(1000)
-        assert not own.settled.is_set()
-        copy.crowd.held = {"peer": copy.press.publisher.head.envelope}
+        assert not own.settled.is_set()  # nobody was there to be asked
+        copy.crowd.held = {"peer": mine.envelope if knows else None}
+        begun = trio.current_time()
         await own.settled.wait()
-    assert copy.press.publisher.head.version == 1
-    assert copy.notes() == ["No peer holds a version of this run above 1: there is nothing to roll back."]
+        passed = trio.current_time() - begun
+        assert passed >= (GATHER_SECONDS if knows else UNTOLD_SECONDS)
+        assert passed < (UNTOLD_SECONDS if knows else UNTOLD_SECONDS + 1)
+        head = press.publisher.head
+        assert (head.version, head.manifest.parent) == (1 + LEAP, mine.hash)
+        copy.crowd.held = {"back": copy.lost[-1].envelope}
+        await trio.sleep(100)
+    press.update()
+    volunteer = Following.of(press.folder.run, press.folder.envelope)
+    for known in (*copy.lost, head, press.publisher.head):
+        volunteer.offer(known.envelope)
+    assert volunteer.conflict is None
+    assert volunteer.version == 2 + LEAP
+    (note,) = copy.notes()
+    assert f"is rolled back to version 1, published again as version {1 + LEAP}" in note
+
+
+async def test_a_rollback_waits_a_while_for_somebody_who_knows_as_much(copy, autojump_clock) -> None:
+    copy.crowd.held = {"newcomer": None}
+    own = copy.own(rollback=True)
+    async with copy.at_work(own):
+        await trio.sleep(UNTOLD_SECONDS - GATHER_SECONDS - 1)
+        copy.crowd.held["knows"] = copy.lost[-1].envelope
+        await own.settled.wait()
+    assert copy.press.publisher.head.version == 3 + LEAP
 
 
 async def test_what_appears_after_a_rollback_ends_the_trainer(copy, autojump_clock) -> None:

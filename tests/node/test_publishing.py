@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from nous_node.node.create import folder_entries
+from nous_node.node.create import first_beacon, folder_entries
+from nous_node.node.following import Following
 from nous_node.node.home import DamagedError
 from nous_node.node.publishing import base_tensors, damage
 from nous_node.node.store import Journal
@@ -34,6 +35,31 @@ def test_a_new_run_publishes_its_base_as_version_0(start: Start) -> None:
     assert open_checkpoint(unseal(head.envelope, MAX_MANIFEST), folder.run, folder.manifest) == head.manifest
     for entry in head.manifest.files:
         assert all(trainer.index.read(digest) is not None for digest in entry.hashes())
+
+
+def test_version_0_is_the_same_whenever_it_is_made(start: Start, tmp_path: Path) -> None:
+    """A copy of a new run's folder, or one whose journal was lost, must not sign another version 0."""
+    trainer = start()
+    first, run, root = trainer.publisher.head, trainer.folder, trainer.root
+    volunteer = Following.of(run.run, run.envelope)
+    volunteer.offer(first.envelope)
+    trainer.journal.__exit__()
+    run.journal.unlink()
+    again = start(mirrors=["https://mirror.example"], full_every=3)
+    second = again.publisher.head
+    assert second.envelope != first.envelope  # signed at another time
+    assert second.hash == first.hash
+    volunteer.offer(second.envelope)
+    assert volunteer.conflict is None
+    assert again.publisher.renew().manifest.mirrors == ["https://mirror.example"]
+    assert first.manifest.beacon == first_beacon(root, run.run)
+
+
+def test_the_beacon_of_version_0_depends_on_key_and_run() -> None:
+    one, other = Identity.from_seed(b"1" * 32), Identity.from_seed(b"2" * 32)
+    beacons = {first_beacon(key, run) for key in (one, other) for run in (bytes(32), b"r" * 32)}
+    assert len(beacons) == 4
+    assert all(len(beacon) == 32 for beacon in beacons)
 
 
 def test_an_update_is_published_with_what_the_learner_says_of_it(start: Start) -> None:
