@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .constants import MAX_MANIFEST, MAX_MANIFEST_VALUES, ZSTD_LEVEL
 from .encoding import encode, read
-from .envelope import Uint, decompressed
+from .envelope import ZSTD_MAGIC, Uint, decompressed
 from .errors import Code, RemoteError
 from .layout import WIDTHS, Place
 
@@ -320,6 +320,8 @@ def _unpacked(payload: bytes, least: int, most: int) -> bytes:
         size = zstandard.get_frame_parameters(payload).content_size
     except zstandard.ZstdError as error:
         raise RemoteError(Code.BAD_COMPRESSION, f"A payload of a delta is no zstd frame: {error}.") from error
+    if not payload.startswith(ZSTD_MAGIC):  # the length of a skippable frame is no size of any content
+        raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta is no zstd frame with content.")
     if size == zstandard.CONTENTSIZE_UNKNOWN:
         raise RemoteError(Code.BAD_COMPRESSION, "A payload of a delta does not say its size.")
     if not least <= size <= most:

@@ -43,7 +43,7 @@ Millis = Uint
 """Unix time in milliseconds."""
 
 
-_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
+ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 """Skippable frames begin otherwise."""
 
 
@@ -226,7 +226,7 @@ def decompressed(data: bytes, size: int) -> bytes:
     """
     try:
         header = zstandard.get_frame_parameters(data)
-        if not data.startswith(_ZSTD_MAGIC) or header.content_size != size or size == 0:
+        if not data.startswith(ZSTD_MAGIC) or header.content_size != size or size == 0:
             raise RemoteError(
                 Code.BAD_COMPRESSION,
                 f"The zstd frame says it holds {header.content_size} bytes; {size} were declared.",

@@ -153,6 +153,7 @@ def payloads() -> list[dict[str, Any]]:
     small = run_length_frame(4, 1)
     unsized = bytes.fromhex("28b52ffd0058") + (len(GAP) << 3 | 1).to_bytes(3, "little") + GAP
     skipped = b"\x50\x2a\x4d\x18" + struct.pack("<I", 10) + bytes(10)
+    short = b"\x50\x2a\x4d\x18" + struct.pack("<I", 4) + bytes(4)
     wide = run_length_frame(10, 1, window=14)
     reserved = GOOD[:9] + bytes([GOOD[9] | 6]) + GOOD[10:]
     tail = words(2, 1)
@@ -162,13 +163,15 @@ def payloads() -> list[dict[str, Any]]:
         ("a reserved block type", "DLT-4", "gap", reserved, "bad-compression"),
         ("a frame that does not say its size", "DLT-4", "gap", unsized, "bad-compression"),
         ("a skippable frame", "DLT-4", "full", skipped, "bad-compression"),
+        ("a skippable frame of another length", "DLT-4", "full", short, "bad-compression"),
+        ("the same for gaps", "DLT-4", "gap", short, "bad-compression"),
         ("two frames", "DLT-4", "full", FULL + FULL, "bad-compression"),
         ("a byte behind the frame", "DLT-4", "full", FULL + b"\0", "bad-compression"),
         ("a skippable frame behind it", "DLT-4", "full", FULL + skipped, "bad-compression"),
         ("a window of 16 MiB", "DLT-4", "full", wide, "bad-compression"),
         ("a bomb that says it is small", "DLT-4", "full", run_length_frame(10, 8), "bad-compression"),
         ("a bomb that says what it is", "DLT-4", "full", run_length_frame(1 << 26, 512), "size-mismatch"),
-        ("the same for gaps", "DLT-4", "gap", run_length_frame(1 << 26, 512), "size-mismatch"),
+        ("such a bomb for gaps", "DLT-4", "gap", run_length_frame(1 << 26, 512), "size-mismatch"),
         ("fewer elements: full", "DLT-4", "full", raw_frame(bytes(8)), "size-mismatch"),
         ("more elements: xor", "DLT-4", "xor", raw_frame(bytes(12)), "size-mismatch"),
         ("one byte less: xor", "DLT-4", "xor", raw_frame(bytes(9)), "size-mismatch"),
