@@ -41,7 +41,8 @@ OF_ONE_INTRODUCER: Final = 32
 
 STRIKES: Final = 8
 """Failed dials after an introducer's last good one until it is believed no more, and to one IP address until
-none of its ports is dialled."""
+it is dialled only by the word of those whose word about it has not failed: so nobody's lies keep an honest
+peer's machine out of reach, and a machine that has nothing to do with it is dialled a few times."""
 
 FIRST_BACKOFF_S: Final = 30.0
 LAST_BACKOFF_S: Final = 3_600.0
@@ -138,8 +139,10 @@ class Neighbours:
         self._announced: OrderedDict[str, tuple[float, list[str]]] = OrderedDict()
         self._candidates: dict[Endpoint, str] = {}
         """With the peer that introduced it."""
-        self._places = _Memory[tuple[IP, int]]()
+        self._places = _Memory[Endpoint]()
         self._machines = _Memory[IP]()
+        self._words = _Memory[tuple[IP, str]]()
+        """What an introducer said of a machine."""
         self._introducers = _Memory[str]()
         self._chosen: dict[str, tuple[Endpoint, float]] = {}
         """Neighbours that were dialled, and since when."""
@@ -197,7 +200,9 @@ class Neighbours:
         room = OF_ONE_INTRODUCER - sum(by == peer for by in self._candidates.values())
         for one in believed(addresses[:MAX_INTRODUCED], introducer.address)[: max(0, room)]:
             if one.peer not in connected and one.peer != self._network.peer_id:
-                self._candidates.setdefault(one, peer)
+                known = self._candidates.get(one)
+                if known is None or self._waits(one, known, now):
+                    self._candidates[one] = peer
         while len(self._candidates) > CANDIDATES:
             del self._candidates[next(iter(self._candidates))]
         self._wake()
@@ -247,7 +252,7 @@ class Neighbours:
         self._candidates = {one: by for one, by in self._candidates.items() if one.peer not in connected}
         if len(self._chosen) + self._dialling >= self._wanted or len(connected) >= MOST_CONNECTED:
             return None
-        fit = [one for one in self._candidates if not self._waits(one, now)]
+        fit = [one for one, by in self._candidates.items() if not self._waits(one, by, now)]
         if not fit:
             return None
         by = self._entropy.choice(sorted({self._candidates[one] for one in fit}))
@@ -255,8 +260,12 @@ class Neighbours:
         del self._candidates[one]
         return one, by
 
-    def _waits(self, one: Endpoint, now: float) -> bool:
-        return self._places.waits((one.ip, one.port), now) or self._machines.waits(one.ip, now, STRIKES)
+    def _waits(self, one: Endpoint, by: str, now: float) -> bool:
+        """Whether it is not dialled for now by the word of `by`."""
+        word = one.ip, by
+        if self._machines.waits(one.ip, now, STRIKES) and self._words.waits(word, now):
+            return True
+        return self._words.waits(word, now, STRIKES) or self._places.waits(one, now)
 
     async def _dial(self, one: Endpoint, by: str) -> None:
         self._dialling += 1
@@ -264,12 +273,14 @@ class Neighbours:
             await self._network.connect(one.address)
         except NousError:
             now = trio.current_time()
-            self._places.failed((one.ip, one.port), now)
+            self._places.failed(one, now)
             self._machines.failed(one.ip, now)
+            self._words.failed((one.ip, by), now)
             self._introducers.failed(by, now)
         else:
-            self._places.worked((one.ip, one.port))
+            self._places.worked(one)
             self._machines.worked(one.ip)
+            self._words.worked((one.ip, by))
             self._introducers.worked(by)
             self._chosen[one.peer] = one, trio.current_time()
         finally:
@@ -282,7 +293,7 @@ class Neighbours:
             self._brought.clear()
             if useless is not None:
                 one, _ = self._chosen.pop(useless)
-                self._places.failed((one.ip, one.port), trio.current_time())
+                self._places.failed(one, trio.current_time())
                 await self._network.disconnect(useless)
                 self._wake()
 
@@ -290,7 +301,7 @@ class Neighbours:
         """A neighbour to give up for another one: where all places are taken, others wait, and somebody
         brought something in this time but it did not."""
         chosen = self.chosen
-        waiting = any(not self._waits(one, now) for one in self._candidates)
+        waiting = any(not self._waits(one, by, now) for one, by in self._candidates.items())
         if len(chosen) < self._wanted or not waiting or not self._brought:
             return None
         idle = [peer for peer in chosen if not self._brought[peer] and now - self._chosen[peer][1] >= TRIAL_S]

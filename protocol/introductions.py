@@ -79,6 +79,8 @@ def transport(address: str) -> tuple[IP, int] | None:
         return None
     if not (parts[4].isascii() and parts[4].isdigit() and len(parts[4]) <= 5):
         return None
+    if "%" in parts[2]:  # a zone is any text, and says something on one machine only
+        return None
     try:
         ip = ip_address(parts[2])
     except ValueError:

@@ -95,6 +95,7 @@ def _believed() -> list[dict[str, Any]]:
         ("no port", "invalid", HERE, [_of("/ip4/93.184.216.34/tcp/65536")]),
         ("multicast", "invalid", HERE, [_of("/ip4/224.0.0.1/tcp/5000")]),
         ("unspecified", "invalid", HERE, [_of("/ip4/0.0.0.0/tcp/5000"), _of("/ip6/::/tcp/5000")]),
+        ("a zone", "invalid", HERE, [_of("/ip6/2606:2800:220:1::1%1/tcp/5000"), _of("/ip6/::1%lo/tcp/5000")]),
         ("link-local IPv6", "invalid", HERE, [_of("/ip6/fe80::1/tcp/5000")]),
         (
             "IPv4 behind a translator",

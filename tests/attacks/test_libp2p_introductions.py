@@ -123,4 +123,4 @@ async def test_who_answers_an_introduction_has_to_be_who_was_introduced() -> Non
         assert chosen is not None
         await neighbours._dial(*chosen)
         assert {peer.peer_id for peer in honest.peers()} == {liar.peer_id}
-        assert neighbours._waits(chosen[0], trio.current_time())
+        assert neighbours._waits(*chosen, trio.current_time())

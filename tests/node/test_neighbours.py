@@ -125,7 +125,34 @@ async def test_one_machine_is_not_dialled_at_all_its_ports(
             for introducer in (LIAR, HONEST):
                 neighbours.note_introduced(introducer, [far(1, port)])
             await trio.sleep(5)
-    assert len(dials.dialled) <= module.STRIKES + 4
+    assert len(dials.dialled) <= 2 * module.STRIKES  # of 64 claims of each of two
+
+
+def lies(about: str) -> list[str]:
+    """Of an honest peer's machine: ports at which nobody is, and its port with other peers."""
+    place, _, _ = about.partition("/tcp/")
+    ports = [f"{place}/tcp/{port}/p2p/{stranger(port)}" for port in range(2000, 2016)]
+    return ports + [f"{place}/tcp/5000/p2p/{stranger(number)}" for number in range(3000, 3016)]
+
+
+async def test_lies_about_an_honest_machine_do_not_keep_it_from_being_dialled(
+    dials: Dials, neighbours: Neighbours, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Neither wrong ports, nor other peers at its port, nor that the liar told of it first."""
+    dials.answers = lambda address: address == far(700)
+    async with running(neighbours):
+        for _ in range(20):
+            told = [*lies(far(700)), far(700)] if len(dials.dialled) > 8 else lies(far(700))
+            for start in range(0, len(told), 16):
+                neighbours.note_introduced(LIAR, told[start : start + 16])
+            await trio.sleep(60)
+        before = len(dials.dialled)
+        assert module.STRIKES <= before <= 100
+        assert far(700) not in dials.dialled
+        neighbours.note_introduced(HONEST, [far(700)])
+        await trio.sleep(5)
+        assert dials.dialled[before:] == [far(700)]
+        assert stranger(700) in neighbours.chosen
 
 
 async def test_place_that_failed_is_left_alone_for_longer_each_time(
