@@ -21,7 +21,7 @@ import trio
 from nous_node.protocol.checkpoints import FileEntry, check_chunk
 from nous_node.protocol.encoding import read
 from nous_node.protocol.errors import Code, NousError, RemoteError
-from nous_node.protocol.streams import MAX_REQUEST, BlobRequest, blob_reply
+from nous_node.protocol.streams import MAX_REQUEST, BlobRequest, blob_reply_parts
 
 Place = tuple[Path, int, int]
 """File, offset, length."""
@@ -46,8 +46,9 @@ class BlobIndex:
     """Told of each file that is found to be not what it was."""
     places: dict[bytes, list[Place]] = field(default_factory=dict)
     """The newest last."""
-    elsewhere: Callable[[bytes], Awaitable[bytes | None]] | None = None
-    """Asked for blobs of peers' requests that are not here: groups by reference. [ROL-16] [ROL-18]"""
+    elsewhere: Callable[[str, bytes], Awaitable[bytes | None]] | None = None
+    """Asked for blobs of peers' requests that are not here: groups by reference. Given the peer and the hash;
+    RemoteError(BUSY) where there is no time now. [ROL-16] [ROL-18]"""
     _bytes: dict[bytes, bytes] = field(default_factory=dict)
     _broken: list[Path] = field(default_factory=list)
     _proven: dict[bytes, tuple[Path, int, int, float]] = field(default_factory=dict)
@@ -101,6 +102,10 @@ class BlobIndex:
                 for number, (path, offset, length) in enumerate(known):
                     if before in path.parents:
                         known[number] = (after / path.relative_to(before), offset, length)
+
+    def holds(self, digest: bytes) -> bool:
+        """Whether it is here, as far as is known without reading it."""
+        return digest in self._bytes or digest in self.places
 
     def read(self, digest: bytes) -> bytes | None:
         """The blob, or None where it is not held, or no longer what it was."""
@@ -163,14 +168,12 @@ class BlobIndex:
         while self._broken:
             self.damaged(self._broken.pop())
 
-    async def answer(self, peer: str, request: bytes) -> bytes:
-        """The handler of /nous/blob/1."""
+    async def answer(self, peer: str, request: bytes) -> tuple[bytes, ...]:
+        """The handler of /nous/blob/1, for what is here."""
         wanted = read(request, BlobRequest, MAX_REQUEST)
         data = await trio.to_thread.run_sync(self.read, wanted.hash)
         self.tell_damage()
-        if data is None and self.elsewhere is not None:
-            data = await self.elsewhere(wanted.hash)
-        return blob_reply(data)
+        return blob_reply_parts(data)
 
 
 def verify_folder(folder: Path, files: Sequence[FileEntry]) -> None:

@@ -58,6 +58,10 @@ GOODBYE_S = 0.5  # how long closing may take to flush what is queued
 NOTICE_S = 2.0  # how long those who are told of the end may take
 
 
+Park = Callable[[ParkingLot], Awaitable[None]]
+"""Waits in a lot, or for a while."""
+
+
 class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
     """One Yamux connection over a Noise session. `start()` runs it and returns when it is closed."""
 
@@ -182,10 +186,10 @@ class Muxer(IMuxedConn):  # type: ignore[misc]  # untyped base
 
     # What the streams call
 
-    async def send_data(self, stream_id: int, payload: bytes | memoryview) -> None:
+    async def send_data(self, stream_id: int, payload: bytes | memoryview, park: Park) -> None:
         """Queue one DATA frame of at most MAX_FRAME bytes; waits for room before, never after."""
         while self._queued > QUEUE_LIMIT and not self._closing:
-            await self._room.park()
+            await park(self._room)
         if self._closing:
             raise MuxedStreamError("the connection is closed")
         self._put(b"".join((HEADER.pack(0, DATA, 0, stream_id, len(payload)), payload)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 from libp2p.abc import IMuxedStream
@@ -25,6 +25,13 @@ MAX_WINDOW = 1024 * 1024
 MAX_FRAME = 65535 - 16 - 12
 
 
+class Patience(Protocol):
+    """With a peer that does not read."""
+
+    async def park(self, lot: ParkingLot, sent: int) -> None:
+        """Waits in `lot`, or for a while. `sent`: bytes of the stream so far. Raises TooSlowError."""
+
+
 class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
     """A bidirectional byte stream with flow control. Raises the muxer exceptions of libp2p."""
 
@@ -38,6 +45,8 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
         self._send_window = INITIAL_WINDOW
         self._readable = ParkingLot()
         self._writable = ParkingLot()
+        self._sent = 0  # bytes that were queued
+        self.patience: Patience | None = None  # with a peer that does not read; None: for ever
         # Concurrent writers never interleave: gossip frames are longer than Yamux frames.
         self._write_lock = trio.Lock()
         self._read_ended = False
@@ -96,7 +105,7 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
         self.muxed_conn.send_window(self.stream_id, credit)
 
     async def write(self, data: bytes) -> None:
-        """Queue all of `data`, waiting for the peer's window as long as it takes.
+        """Queue all of `data`, waiting for the peer to read as long as `patience` lasts.
 
         Raises MuxedStreamClosed after our close, MuxedStreamReset after a reset. A caller that is
         cancelled leaves whole frames behind, so only this stream is unusable afterwards.
@@ -109,17 +118,24 @@ class MuxerStream(IMuxedStream):  # type: ignore[misc]  # untyped base
             view = memoryview(data)
             while view:
                 while not self._send_window and not self._write_ended:
-                    await self._writable.park()
+                    await self._park(self._writable)
                 if self._reset:
                     raise MuxedStreamReset("the stream was reset")
                 if self._write_ended:
                     raise MuxedStreamClosed("the stream is closed for writing")
                 size = min(len(view), self._send_window, MAX_FRAME)
                 self._send_window -= size
-                await self.muxed_conn.send_data(self.stream_id, view[:size])
+                await self.muxed_conn.send_data(self.stream_id, view[:size], self._park)
+                self._sent += size
                 view = view[size:]
         finally:
             self._write_lock.release()
+
+    async def _park(self, lot: ParkingLot) -> None:
+        if self.patience is None:
+            await lot.park()
+        else:
+            await self.patience.park(lot, self._sent)
 
     async def close(self) -> None:
         """Close our side; the peer's side stays readable."""

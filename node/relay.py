@@ -82,7 +82,7 @@ class _Relay:
     ) -> None:
         self.network, self.following, self.report = network, following, report
         self.holdings = Holdings(network, following, folder, disk, report, keep, neighbours)
-        self.passing = Passing(network)
+        self.passing = Passing(network, following.manifest.trainers)
         self.holdings.index.elsewhere = self.passing.chunk
         self.forwarded = 0
         self.refused: Counter[str] = Counter()

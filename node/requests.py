@@ -8,8 +8,8 @@ Spec: `specs/03-transport.md`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ import trio
 from libp2p.network.exceptions import SwarmException
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError, MuxedStreamReset
+from trio.lowlevel import ParkingLot
 
 from nous_node.protocol.errors import NousError
 
@@ -31,10 +32,15 @@ from .network_errors import (
 )
 from .network_stats import NetworkStats
 
+HANDLER = "request-handler"
 CALLED_OFF = "called-off"
 """No fault: whoever asked has it from somebody else by now."""
 
-Handler = Callable[[str, bytes], Awaitable[bytes]]
+Response = bytes | tuple[bytes, ...]
+"""Whole, or in parts of which only the last is long."""
+
+Handler = Callable[[str, bytes], Awaitable[Response]]
+"""Given a peer and its request."""
 
 PREFIX_BYTES = 4
 UNSUPPORTED = "protocols not supported"  # how libp2p's error begins when the peer itself said so
@@ -46,14 +52,26 @@ STALL_BYTES = 16 * 1024
 STALL_S = 10.0
 # Between two looks at that: a deadline that moves with every piece would cost more than reading it.
 MARK_S = 0.5
+# Between two looks at a peer that does not read its answer.
+LOOK_S = 1.0
 
 
-async def write_frame(muxed: Any, payload: bytes) -> None:
-    """Write one frame to a muxed stream."""
-    prefix, begin = len(payload).to_bytes(PREFIX_BYTES, "big"), MAX_FRAME - PREFIX_BYTES
-    await muxed.write(prefix + payload[:begin])
-    if len(payload) > begin:
-        await muxed.write(memoryview(payload)[begin:])
+async def write_frame(muxed: Any, *parts: bytes) -> None:
+    """Write one frame to a muxed stream; of its parts only the last may be long."""
+    *heads, last = parts
+    head = b"".join((_size(parts).to_bytes(PREFIX_BYTES, "big"), *heads))
+    begin = max(0, MAX_FRAME - len(head))
+    await muxed.write(head + last[:begin])
+    if len(last) > begin:
+        await muxed.write(memoryview(last)[begin:])
+
+
+def _size(parts: Iterable[bytes]) -> int:
+    return sum(map(len, parts))
+
+
+def _parts(response: Response) -> tuple[bytes, ...]:
+    return response if isinstance(response, tuple) else (response,)
 
 
 async def read_frame(muxed: Any, limit: int) -> bytes:
@@ -94,15 +112,42 @@ class Service:
     turns: Turns | None = None  # instead of `total`: who waits, how long, and what answers those who cannot
 
 
+class Turn(Protocol):
+    """One request's."""
+
+    @property
+    def answer(self) -> bytes | None:
+        """Where it is known already, such as that there is no time; else the handler makes it."""
+
+    def stalls(self, seconds: float) -> None:
+        """Told how long the peer has not read on, again and again. Raises TooSlowError to end it."""
+
+
 class Turns(Protocol):
     """Decides whose request is worked on next."""
 
-    @property
-    def busy(self) -> bytes:
-        """The answer to a request for which there is no time."""
+    def turn(self, peer: str, request: bytes) -> AbstractAsyncContextManager[Turn]:
+        """Waits for the turn of a request. Raises what a handler may raise."""
 
-    def turn(self, peer: str) -> AbstractAsyncContextManager[bool]:
-        """Waits for the peer's turn; False where it does not come."""
+
+class _Patience:
+    """With a peer that does not read its answer: STALL_BYTES within STALL_S, or the answer ends."""
+
+    def __init__(self, turn: Turn | None) -> None:
+        self._turn = turn
+        self._since, self._mark = 0.0, -STALL_BYTES
+
+    async def park(self, lot: ParkingLot, sent: int) -> None:
+        if sent - self._mark >= STALL_BYTES:
+            self._since, self._mark = trio.current_time(), sent
+        with trio.move_on_after(LOOK_S):
+            await lot.park()
+            return
+        seconds = trio.current_time() - self._since
+        if seconds >= STALL_S:
+            raise trio.TooSlowError
+        if self._turn is not None:
+            self._turn.stalls(seconds)
 
 
 class Server:
@@ -143,38 +188,45 @@ class Server:
             if self._service.turns is None:
                 with trio.fail_after(self._service.deadline):
                     async with self._limiter:
-                        return await self._respond(peer, request, muxed)
-            async with self._service.turns.turn(peer) as granted:
-                with trio.fail_after(self._service.deadline):
-                    if granted:
-                        return await self._respond(peer, request, muxed)
-                    await write_frame(muxed, self._service.turns.busy)
+                        return await self._respond(peer, request, muxed, None)
+            return await self._in_turn(self._service.turns, peer, request, muxed)
         except trio.TooSlowError:
             return "request-slow"
         except OversizeFrameError:
             return "request-oversize"
         except (MuxedStreamError, MuxedConnUnavailable):
             return "request-broken-off"
-        return None
 
-    async def _respond(self, peer: str, request: bytes, muxed: Any) -> str | None:
-        response = await self._run(peer, request)
+    async def _in_turn(self, turns: Turns, peer: str, request: bytes, muxed: Any) -> str | None:
+        async with AsyncExitStack() as stack:
+            try:
+                turn = await stack.enter_async_context(turns.turn(peer, request))
+            except Exception:
+                return HANDLER
+            with trio.fail_after(self._service.deadline):
+                return await self._respond(peer, request, muxed, turn)
+
+    async def _respond(self, peer: str, request: bytes, muxed: Any, turn: Turn | None) -> str | None:
+        response: Response | None = None if turn is None else turn.answer
         if response is None:
-            return "request-handler"
+            response = await self._run(peer, request)
+        if response is None:
+            return HANDLER
+        muxed.patience = _Patience(turn)
         try:
-            await write_frame(muxed, response)
+            await write_frame(muxed, *_parts(response))
         except MuxedStreamReset:
             return CALLED_OFF
         return None
 
-    async def _run(self, peer: str, request: bytes) -> bytes | None:
+    async def _run(self, peer: str, request: bytes) -> Response | None:
         try:
             response = await self._service.handler(peer, request)
         except trio.TooSlowError:  # a deadline inside the handler, not ours
             return None
         except Exception:
             return None
-        return response if len(response) <= self._service.max_response else None
+        return response if _size(_parts(response)) <= self._service.max_response else None
 
 
 async def request(

@@ -89,7 +89,7 @@ class Sending:
             )
         return self.sealed(Kind.REFERENCE, reference.to_bytes()), cut(reference, packed)
 
-    async def chunk(self, digest: bytes) -> bytes | None:
+    async def chunk(self, asker: str, digest: bytes) -> bytes | None:
         """A chunk of a group by reference that has no receipt yet."""
         return await trio.to_thread.run_sync(self._outbox.chunk, digest)
 

@@ -27,22 +27,21 @@ from nous_node.protocol.streams import (
     MAX_REQUEST,
     HaveReply,
     HaveRequest,
-    busy_reply,
 )
 
+from .blob_turns import BlobTurns
 from .blobs import BlobIndex, FetchError
 from .following import Following
 from .http_source import HttpSource
 from .network_errors import RequestFailedError, UnsupportedProtocolError
 from .part_folder import PartFolder
 from .records import Records
-from .requests import Handler
+from .requests import Handler, Turns
 from .shares import ASK_AGAIN_S, Share
 from .small_blobs import fetch_blob
 from .sources import CHUNK_SECONDS, Source
 from .swarm_download import TICK_S, Download, SwarmNetwork
 from .upload_limit import UploadLimit
-from .uploads import Uploads
 
 HAVE_SECONDS = 10.0
 """Deadline of an exchange of bitmaps."""
@@ -296,7 +295,7 @@ class Server(Protocol):
         max_response: int,
         per_peer: int = ...,
         deadline: float = ...,
-        turns: Uploads | None = ...,
+        turns: Turns | None = ...,
     ) -> None: ...
 
 
@@ -318,5 +317,5 @@ def serve_run(network: Server, following: Following, swarm: Swarm) -> None:
         max_response=MAX_BLOB_REPLY,
         per_peer=BLOBS_OF_PEER,
         deadline=CHUNK_SECONDS,
-        turns=Uploads.at(network.upload.rate, busy_reply()),
+        turns=BlobTurns(swarm.index, network.upload.rate),
     )

@@ -7,9 +7,14 @@ import contextlib
 import pytest
 import trio
 
-from nous_node.node import requests
+from nous_node.node import requests, uploads
+from nous_node.node.blob_turns import BlobTurns
+from nous_node.node.blobs import BlobIndex
 from nous_node.node.network import DEFAULT_PER_PEER, NetworkConfig, open_network
 from nous_node.node.network_errors import RequestFailedError
+from nous_node.node.swarm import BLOBS_OF_PEER
+from nous_node.protocol.encoding import encode
+from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, MAX_REQUEST, BlobRequest, read_blob
 
 ECHO = "/nous/echo/1"
 MAX_ECHO = 64 * 1024
@@ -81,6 +86,68 @@ async def test_a_client_that_never_reads_its_answer_runs_out_of_time(victim, raw
             hello = b"\x13/multistream/1.0.0\n" + b"\x0e/nous/large/1\n" + b"\x00\x00\x00\x01?"
             await peer.frame(0, 1, 1, len(hello), hello)
             await node.fault("request-slow")
+
+
+@pytest.mark.attack("client that reads a little now and then", "")
+@pytest.mark.parametrize("window", [1, 2**22])
+async def test_a_client_that_reads_next_to_nothing_loses_its_answer(
+    victim, raw_yamux, monkeypatch, window
+) -> None:
+    """Long before its deadline, though its window opens again and again, or its socket is not read."""
+    monkeypatch.setattr(requests, "LOOK_S", 0.02)
+    monkeypatch.setattr(requests, "STALL_S", 0.3)
+    async with victim() as node:
+        node.network.serve(
+            "/nous/large/1",
+            lambda peer, request: _megabytes(),
+            max_request=10,
+            max_response=2**22,
+            deadline=60,
+        )
+        async with raw_yamux(node.address) as peer:
+            hello = b"\x13/multistream/1.0.0\n" + b"\x0e/nous/large/1\n" + b"\x00\x00\x00\x01?"
+            await peer.frame(0, 1, 1, len(hello), hello)
+            with contextlib.suppress(Exception):
+                while not node.faults["request-slow"]:
+                    await peer.frame(1, 0, 1, window)
+                    await trio.sleep(0.05)
+            assert node.faults["request-slow"] == 1
+        await node.still_serves()
+
+
+@pytest.mark.attack("client that takes all uploads and reads none", "")
+async def test_peers_that_do_not_read_their_chunks_hold_up_nobody(victim, stock_peer, monkeypatch) -> None:
+    monkeypatch.setattr(requests, "LOOK_S", 0.02)
+    monkeypatch.setattr(uploads, "GREEDY_SECONDS", 0.1)
+    monkeypatch.setattr(uploads, "STALLED_SECONDS", 0.2)
+    index = BlobIndex(lambda file: None)
+    large, small = index.add_bytes(bytes(2**20)), index.add_bytes(b"a chunk")
+    async with victim() as node:
+        node.network.serve(
+            BLOB_PROTOCOL,
+            index.answer,
+            max_request=MAX_REQUEST,
+            max_response=MAX_BLOB_REPLY,
+            per_peer=BLOBS_OF_PEER,
+            deadline=60,
+            turns=BlobTurns(index, None),
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(2):
+                peer = await stack.enter_async_context(stock_peer(node.address))
+                for _ in range(BLOBS_OF_PEER):
+                    request = encode(BlobRequest(large))
+                    stream = await peer.stream(BLOB_PROTOCOL)
+                    await stream.write(len(request).to_bytes(4, "big") + request)
+            async with open_network(b"q" * 32, NetworkConfig(listen=())) as honest:
+                server = await honest.connect(node.address)
+                with trio.fail_after(5):
+                    for _ in range(20):
+                        frame = await honest.request(
+                            server, BLOB_PROTOCOL, encode(BlobRequest(small)), max_response=MAX_BLOB_REPLY
+                        )
+                        assert read_blob(frame) == b"a chunk"
+        await node.still_serves()
 
 
 async def _megabytes() -> bytes:

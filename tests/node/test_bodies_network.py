@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import trio
 
+from nous_node.node.blob_turns import BlobTurns
 from nous_node.node.blobs import BlobIndex
 from nous_node.node.bodies import Bodies
 from nous_node.node.calibration import embedded_thresholds
@@ -110,7 +111,13 @@ async def line() -> AsyncIterator[Line]:
         ]
         held, passed = BlobIndex(lambda file: None), BlobIndex(lambda file: None)
         for network, index in ((volunteer, held), (relay, passed)):
-            network.serve(BLOB_PROTOCOL, index.answer, max_request=MAX_REQUEST, max_response=MAX_BLOB_REPLY)
+            network.serve(
+                BLOB_PROTOCOL,
+                index.answer,
+                max_request=MAX_REQUEST,
+                max_response=MAX_BLOB_REPLY,
+                turns=BlobTurns(index, None),
+            )
         for network in (volunteer, trainer):
             await network.connect(relay.addresses[0])
         yield Line(volunteer, relay, trainer, held, passed)
@@ -139,7 +146,8 @@ async def test_16_rollouts_of_32768_tokens_come_through_a_relay_into_the_journal
     with Journal.open(tmp_path / "journal.sqlite") as journal:
         journal.hear(VOLUNTEER.key, "test", now_ms(), -1)
         async with line() as net, trio.open_nursery() as nursery:
-            passing, relays, trainers = Passing(net.relay), view(), view()
+            passing = Passing(net.relay, [TRAINER.key])
+            relays, trainers = view(), view()
             net.passed.elsewhere = passing.chunk
 
             def arrive(groups: list[StoredGroup]) -> None:

@@ -63,11 +63,13 @@ class Net:
         self.addresses = [ADDRESS]
         self.upload = UploadLimit(None)
         self.handlers: dict[str, Handler] = {}
+        self.turns: dict[str, Any] = {}
         self.judges: dict[str, Judge] = {}
         self.inboxes: list[Any] = []
 
     def serve(self, protocol: str, handler: Handler, **bounds: Any) -> None:
         self.handlers[protocol] = handler
+        self.turns[protocol] = bounds.get("turns")
 
     def subscribe(self, topic: str, judge: Judge, capacity: int) -> Any:
         self.judges[topic] = judge
@@ -125,7 +127,12 @@ class Bench:
         return self.net.judges[topic](data, "peer")
 
     async def asked(self, protocol: str, request: Any) -> bytes:
-        return await self.net.handlers[protocol]("peer", encode(request))
+        data, turns = encode(request), self.net.turns[protocol]
+        if turns is not None:
+            async with turns.turn("peer", data) as turn:
+                if turn.answer is not None:
+                    return turn.answer
+        return await self.net.handlers[protocol]("peer", data)
 
 
 @pytest.fixture

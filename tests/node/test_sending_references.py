@@ -98,7 +98,7 @@ class Bench:
     async def frame(self, reference: Reference) -> bytes:
         pieces = []
         for digest, length in chunks(reference):
-            piece = await self.sending.chunk(digest)
+            piece = await self.sending.chunk("peer", digest)
             assert piece is not None
             assert len(piece) == length
             check_chunk(piece, digest)
@@ -131,7 +131,7 @@ async def test_what_does_not_fit_is_published_by_reference_and_its_chunks_are_se
     reference = bench.reference(data)
     assert (reference.checkpoint, reference.counter) == (HEAD.hash, 7)
     assert unpack(reference, await bench.frame(reference)) == body
-    assert await bench.sending.chunk(bytes(32)) is None
+    assert await bench.sending.chunk("peer", bytes(32)) is None
 
 
 async def test_the_largest_group_of_any_run_has_a_reference_in_the_smallest_envelope(bench: Bench) -> None:

@@ -34,7 +34,7 @@ CHAPTER_OF = {
         "node.hardening node.muxer node.muxer_stream node.gossip node.gossip_memory node.mesh node.offences "
         "node.network node.relay node.requests node.liveness node.neighbours protocol.introductions "
         "node.following node.holdings node.uploads node.http_server node.http_wire node.http_source "
-        "node.shares node.swarm node.swarm_download"
+        "node.blob_turns node.shares node.swarm node.swarm_download"
     ),
     "06-tasks-and-sampling.md": "node.renewals node.journal_counters",
     "07-rollouts.md": "node.bodies node.passing",

@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from nous_node.node.uploads import SLOTS, WAIT_SECONDS, Uploads
+from nous_node.node.uploads import (
+    FAIR,
+    GREEDY_SECONDS,
+    MAX_ASIDE,
+    SLOTS,
+    STALLED_SECONDS,
+    WAIT_SECONDS,
+    Turn,
+    Uploads,
+)
 
 BUSY = b"busy"
 
@@ -19,14 +28,17 @@ class Line:
         self.uploads = uploads
         self.began: list[str] = []
         self.refused: list[str] = []
+        self.turns: list[Turn] = []
         self._ends: list[trio.Event] = []
 
     async def upload(self, peer: str) -> None:
-        async with self.uploads.turn(peer) as granted:
-            if not granted:
+        async with self.uploads.turn(peer) as turn:
+            if not turn:
+                assert turn.answer == BUSY
                 self.refused.append(peer)
                 return
             self.began.append(peer)
+            self.turns.append(turn)
             end = trio.Event()
             self._ends.append(end)
             await end.wait()
@@ -89,6 +101,66 @@ async def test_who_waits_too_long_is_answered_and_the_slot_stays_whole(autojump_
         await line.let_go()
 
 
+async def test_an_upload_that_stands_makes_way_for_another_peer_and_goes_on() -> None:
+    line = Line(Uploads(BUSY, slots=1))
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(line.upload, "slow")
+            await wait_all_tasks_blocked()
+        line.turns[0].stalls(STALLED_SECONDS)
+        await wait_all_tasks_blocked()
+        assert line.began == ["slow"]  # its peer would only stand with the next one
+        nursery.start_soon(line.upload, "other")
+        await wait_all_tasks_blocked()
+        line.turns[0].stalls(STALLED_SECONDS - 0.1)
+        await wait_all_tasks_blocked()
+        assert line.began == ["slow"]
+        line.turns[0].stalls(STALLED_SECONDS)
+        await wait_all_tasks_blocked()
+        assert len(line.began) == 2
+        line.turns[0].stalls(2 * STALLED_SECONDS)
+        await line.let_go(3)
+    assert sorted(line.began) == ["other", "slow", "slow"]
+    assert line.uploads._free == 1
+
+
+async def test_of_a_peer_that_has_many_uploads_they_make_way_sooner() -> None:
+    line = Line(Uploads(BUSY, slots=FAIR + 1))
+    async with trio.open_nursery() as nursery:
+        for peer in ("greedy",) * (FAIR + 1) + ("other", "other"):
+            nursery.start_soon(line.upload, peer)
+            await wait_all_tasks_blocked()
+        for turn in line.turns[:]:
+            turn.stalls(GREEDY_SECONDS)
+        await wait_all_tasks_blocked()
+        assert line.began == ["greedy"] * (FAIR + 1) + ["other"]
+        await line.let_go(len(line.began) + 1)
+
+
+async def test_peers_that_let_all_uploads_stand_hold_up_no_other() -> None:
+    """However many: the oldest of the one with most uploads that stand is ended where too many do."""
+    line = Line(Uploads(BUSY, slots=2))
+    ended = 0
+    async with trio.open_nursery() as nursery:
+        for number in range(MAX_ASIDE + 4):
+            nursery.start_soon(line.upload, f"hostile {number % 3}")
+            nursery.start_soon(line.upload, "modest")
+            await wait_all_tasks_blocked()
+            for turn in line.turns:
+                if turn.peer != "modest":
+                    try:
+                        turn.stalls(STALLED_SECONDS)
+                    except trio.TooSlowError:
+                        ended += 1
+            await wait_all_tasks_blocked()
+        assert "modest" in line.began
+        assert len(line.uploads._aside) <= MAX_ASIDE
+        nursery.cancel_scope.cancel()
+    assert line.uploads._free == 2
+    assert not line.uploads._aside
+    assert not line.uploads._ended
+
+
 async def test_one_that_goes_away_while_it_waits_gives_its_turn_to_the_next() -> None:
     line = Line(Uploads(BUSY, slots=1))
     gone = trio.CancelScope()
@@ -129,8 +201,8 @@ def test_however_they_come_and_go_every_slot_is_free_in_the_end(
         async def upload(peer: str, patient: bool, rounds: int) -> None:
             nonlocal at_work, most
             with trio.move_on_after(float("inf") if patient else 0):
-                async with uploads.turn(peer) as granted:
-                    if granted:
+                async with uploads.turn(peer) as turn:
+                    if turn:
                         at_work += 1
                         most = max(most, at_work)
                         try:
@@ -145,6 +217,7 @@ def test_however_they_come_and_go_every_slot_is_free_in_the_end(
         assert most <= slots
         assert uploads._free == slots
         assert not uploads._queues
+        assert not uploads._held
         assert uploads._waiting == 0
 
     trio.run(main)
