@@ -11,8 +11,8 @@ trainer stops is nowhere: its sender has no receipt and sends it again.
 from __future__ import annotations
 
 import random
-from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -139,14 +139,14 @@ class Bodies:
         self._waiting = self._waiting_bytes = 0
         """Of all queues, and the bytes of their envelopes."""
         self._fetching: list[_Body] = []
-        self._awaited: Counter[tuple[bytes, bytes]] = Counter()
+        self._awaited: dict[tuple[bytes, bytes], set[int]] = {}
         self._work = trio.Event()
         self._unpacking = trio.CapacityLimiter(1)  # one after the other: each holds its group twice
         journal.awaited = self.awaited
 
-    def awaited(self, key: bytes, checkpoint: bytes) -> int:
-        """Groups of a key and checkpoint whose content is on its way: no holes. [TSK-7]"""
-        return self._awaited[key, checkpoint]
+    def awaited(self, key: bytes, checkpoint: bytes) -> Collection[int]:
+        """Counters of a key and checkpoint whose groups' content is on its way: no holes. [TSK-7]"""
+        return self._awaited.get((key, checkpoint), ())
 
     def offer(self, group: StoredGroup, reference: Reference, forwarder: str) -> RemoteError | None:
         """Takes a reference that gossip has accepted. None where its content is awaited from now on, else why
@@ -195,7 +195,7 @@ class Bodies:
         self._queues.setdefault(body.group.key, deque()).append(body)
         self._waiting += 1
         self._waiting_bytes += len(body.group.envelope)
-        self._awaited[body.group.key, body.group.checkpoint] += 1
+        self._awaited.setdefault((body.group.key, body.group.checkpoint), set()).add(body.group.counter)
         self._work.set()
 
     # --- turns -----------------------------------------------------------------------------------
@@ -262,8 +262,10 @@ class Bodies:
     def _done(self, body: _Body) -> None:
         del self._bodies[_place(body.group)]
         self._fetching.remove(body)
-        self._awaited[body.group.key, body.group.checkpoint] -= 1
-        self._awaited += Counter()  # without those at 0
+        place = body.group.key, body.group.checkpoint
+        self._awaited[place].remove(body.group.counter)
+        if not self._awaited[place]:
+            del self._awaited[place]
         self._work.set()
 
     async def _frame(self, body: _Body) -> bytes:

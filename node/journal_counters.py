@@ -11,7 +11,7 @@ keys send their counters nearly in order, so that all of theirs are derived.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, Self
 
 import msgspec
@@ -134,6 +134,16 @@ class Counters(msgspec.Struct):
         ahead = (self.highest + 1 - self.derived) * sum(weights[index] for index in played) // sum(weights)
         self.holes = max(0, ahead + sum(totals[index] - came[index] for index in played))
 
+    def is_hole(self, counter: int, environment: Callable[[int], int]) -> bool:
+        """Whether one that did not come is among the holes."""
+        if counter >= self.highest:
+            return False
+        return not self.tasks or self.tasks[environment(counter)][1] > 0
+
+    def missing(self, awaited: Collection[int], environment: Callable[[int], int]) -> int:
+        """Holes of which nothing is on its way. [ROL-17]"""
+        return max(0, self.holes - sum(self.is_hole(counter, environment) for counter in awaited))
+
 
 _QUEUED: Final = "waiting groups"
 _QUEUED_BYTES: Final = "waiting bytes"
@@ -232,12 +242,12 @@ def _count_queued(connection: sqlite3.Connection, groups: int, size: int) -> Non
     )
 
 
-def withheld(counters: Counters) -> RemoteError:
+def withheld(counters: Counters, holes: int) -> RemoteError:
     """What groups are refused with that waited in vain."""
     return RemoteError(
         Code.WITHHELD,
-        f"{counters.holes} earlier tasks of this key and checkpoint never came.",
-        measured=counters.holes,
+        f"{holes} earlier tasks of this key and checkpoint never came.",
+        measured=holes,
         threshold=counters.allowed,
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Collection
 from typing import Final
 
 from nous_node.protocol.errors import Code, RemoteError
@@ -28,8 +29,8 @@ from .journal_tables import KeyRecord, StoredGroup
 _UNANSWERED: Final = frozenset({Code.BUSY})
 """Codes without a receipt: the same group may be taken later."""
 
-Awaited = Callable[[bytes, bytes], int]
-"""Key and checkpoint -> groups by reference whose content is being fetched."""
+Awaited = Callable[[bytes, bytes], Collection[int]]
+"""Key and checkpoint -> counters of groups by reference whose content is being fetched."""
 
 MAX_BLAMED: Final = 65_536
 """Faults of which it is known that they have counted: those of the checkpoints that groups come for now. A
@@ -97,10 +98,11 @@ class Intake:
         turns: Turns,
         newest: int,
         blamed: Blamed,
+        awaited: Awaited,
     ) -> None:
         self._ledger, self._connection = ledger, ledger.connection
         self._rules, self._draws, self._turns, self._newest = rules, draws, turns, newest
-        self._blamed = blamed
+        self._blamed, self._awaited = blamed, awaited
 
     def add(self, group: StoredGroup) -> RemoteError | None:
         """Journals one group, or says why not and stores the receipt of that."""
@@ -116,7 +118,8 @@ class Intake:
         closed while it was awaited, its task is owed now. [TSK-7]"""
         self._refuse(group, error)
         counters = read_counters(self._connection, group.key, group.checkpoint)
-        if self._closed(group) and group.counter < counters.highest:
+        environment = self._draws.of(self._connection, group.key, group.checkpoint)
+        if self._closed(group) and counters.is_hole(group.counter, environment):
             self._ledger.owe(group.key, 1)
 
     def _closed(self, group: StoredGroup) -> bool:
@@ -152,9 +155,7 @@ class Intake:
         counters = self._check(group)
         environment = self._draws.of(self._connection, group.key, group.checkpoint)
         counters.take(group.counter, environment, self._draws.weights)
-        held_up = self._rules is not None and counters.held_up
-        if held_up:
-            self._check_wait(group, counters)
+        held_up = self._held_up(group, counters, environment)
         waits = held_up or counters.waiting > 0  # it may be what the others wait for: it goes with them
         facts = (group.id, group.key, group.checkpoint, group.version, group.counter, group.digest)
         row = self._connection.execute(
@@ -176,40 +177,57 @@ class Intake:
             self._promote(group, counters)
         write_counters(self._connection, group, counters)
 
-    def _check_wait(self, group: StoredGroup, counters: Counters) -> None:
-        """RemoteError(WITHHELD) for a checkpoint whose accounts are closed, BUSY where there is no room."""
-        if self._closed(group):
-            raise withheld(counters)
-        check_room(self._connection, group, counters)
+    def _held_up(self, group: StoredGroup, counters: Counters, environment: Callable[[int], int]) -> bool:
+        """Whether it waits for holes. RemoteError(WITHHELD) where it would in vain, since the accounts of its
+        checkpoint are closed, BUSY where there is no room."""
+        if self._rules is None or not counters.held_up:
+            return False
+        if not self._closed(group):
+            check_room(self._connection, group, counters)
+            return True
+        missing = counters.missing(self._awaited(group.key, group.checkpoint), environment)
+        if missing > counters.allowed:
+            raise withheld(counters, missing)
+        return False
 
     def _promote(self, group: StoredGroup, counters: Counters) -> None:
-        """The holes are filled: what waited is judged, in order of its counters."""
-        unqueue(self._connection, group.key, group.checkpoint)
-        self._connection.execute(
-            "UPDATE groups SET state = 'pending', turn = ? + counter "
-            "WHERE key = ? AND checkpoint = ? AND state = 'waiting'",
-            (self._turns.skip(counters), group.key, group.checkpoint),
-        )
+        _promote(self._connection, group.key, group.checkpoint, self._turns.skip(counters))
         counters.waiting = 0
 
 
-def close_accounts(ledger: Ledger, version: int, awaited: Awaited) -> None:
+def _promote(connection: sqlite3.Connection, key: bytes, checkpoint: bytes, turn: int) -> None:
+    """What waited for holes is judged, in order of its counters. `turn`: of counter 0."""
+    unqueue(connection, key, checkpoint)
+    connection.execute(
+        "UPDATE groups SET state = 'pending', turn = ? + counter "
+        "WHERE key = ? AND checkpoint = ? AND state = 'waiting'",
+        (turn, key, checkpoint),
+    )
+
+
+def close_accounts(ledger: Ledger, version: int, draws: Draws, turns: Turns, awaited: Awaited) -> None:
     """A checkpoint has become stale: its holes are owed, and what waited for them is refused. [TSK-7]
 
-    What is still on its way is no hole; `Intake.absent` owes it if it does not come. [ROL-17]
+    What is still on its way is no hole; `Intake.absent` owes it if it does not come. What waited for nothing
+    else is judged: its sender has done all that it could. [ROL-17]
     """
     rows = ledger.connection.execute(
         "SELECT key, checkpoint FROM counters WHERE version = ? AND (holes > 0 OR waiting > 0)", (version,)
     ).fetchall()
     for key, checkpoint in rows:
         counters = read_counters(ledger.connection, key, checkpoint)
-        ledger.owe(key, max(0, counters.holes - awaited(key, checkpoint)))
-        if counters.waiting:
-            _refuse_waiting(ledger, key, checkpoint, counters)
+        environment = draws.of(ledger.connection, key, checkpoint)
+        missing = counters.missing(awaited(key, checkpoint), environment)
+        ledger.owe(key, missing)
+        if not counters.waiting:
+            continue
+        if missing > counters.allowed:
+            _refuse_waiting(ledger, key, checkpoint, withheld(counters, missing))
+        else:
+            _promote(ledger.connection, key, checkpoint, turns.skip(counters))
 
 
-def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, counters: Counters) -> None:
-    error = withheld(counters)
+def _refuse_waiting(ledger: Ledger, key: bytes, checkpoint: bytes, error: RemoteError) -> None:
     unqueue(ledger.connection, key, checkpoint)
     ids = ledger.connection.execute(
         "UPDATE groups SET state = 'refused' WHERE key = ? AND checkpoint = ? AND state = 'waiting' "

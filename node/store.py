@@ -1,6 +1,6 @@
 """The trainer's journal: every rollout group from its arrival to the version that used it.
 
-    waiting -> pending                  the holes before it are filled [TSK-7]
+    waiting -> pending                  the holes before it are filled, or on their way to the end [TSK-7]
     waiting -> refused                  they never were
     pending -> accepted -> used         by a verdict; by the version that learnt from it
     pending -> refused                  by a verdict; unseen where the environment fails over groups like it
@@ -80,7 +80,7 @@ class Journal:
         self._turns = Turns(database.number(f"SELECT coalesce(max(turn), 0) {open_groups}"))
         self._newest = database.number("SELECT coalesce(max(version), -1) FROM checkpoints")
         self._blamed = Blamed()
-        self.awaited: Awaited = lambda key, checkpoint: 0
+        self.awaited: Awaited = lambda key, checkpoint: ()
         """Who fetches groups by reference says here how many. [ROL-17]"""
         self._moved: dict[bytes, Reputation] = {}
 
@@ -231,7 +231,8 @@ class Journal:
     @contextmanager
     def _intake(self, now: int) -> Iterator[Intake]:
         with self._ledger(now) as ledger:
-            yield Intake(ledger, self._rules, self._draws, self._turns, self._newest, self._blamed)
+            rules, awaited = self._rules, self.awaited
+            yield Intake(ledger, rules, self._draws, self._turns, self._newest, self._blamed, awaited)
             trim_receipts(ledger.connection)
 
     def repeated(self, group: StoredGroup) -> bool:
@@ -358,7 +359,7 @@ class Journal:
             if self._rules is not None and last is not None:
                 held = self._rules.staleness
                 for stale in range(last - held, min(last + 1, version - held)):
-                    close_accounts(ledger, stale, self.awaited)
+                    close_accounts(ledger, stale, self._draws, self._turns, self.awaited)
         self._newest = version
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 

@@ -321,6 +321,7 @@ class _Trainer:
         """Nothing came of a group by reference; the journal has the receipt of its first envelope."""
         self.training.refused(error.code)
         self.receipts.extend(refused(group.id, group.key, error) for group in groups[1:])
+        self.lessons.work.set()  # what waited for it may have its turn [ROL-17]
         self.standings.sync(now_ms())
 
     def _journal(self, batch: list[_Arrival]) -> None:

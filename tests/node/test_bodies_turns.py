@@ -83,6 +83,51 @@ async def test_what_is_on_its_way_when_its_checkpoint_becomes_stale_is_owed_only
     assert debit() == 10
 
 
+@pytest.mark.parametrize("comes", [True, False])
+async def test_groups_behind_what_is_on_its_way_are_judged_when_their_checkpoint_becomes_stale(
+    autojump_clock: Any, desk: Desk, comes: bool
+) -> None:
+    """Their sender has done all that it could, whether the rest comes or not."""
+    large = [Referred(ALICE, counter) for counter in range(8)]
+    served = trio.Event()
+
+    async def later(digest: bytes) -> bytes:
+        await served.wait()
+        return await holder(*large[: 8 if comes else 2])(digest)
+
+    desk.net.answers = {RELAY: later}
+    async with desk.open():
+        for group in large:
+            desk.offer(group)
+        small = [Referred(ALICE, counter) for counter in (8, 9)]
+        assert desk.journal.add_many([one.stored() for one in small]) == [None] * 2
+        desk.publish(2, 3)
+        assert desk.pending() == []
+        desk.publish(4)
+        assert desk.pending() == [(ALICE.key, 8), (ALICE.key, 9)]
+        served.set()
+        await desk.settled()
+    assert [desk.code(one) for one in small] == [None] * 2
+    late = {(ALICE.key, counter) for counter in range(8 if comes else 2)}
+    assert late <= set(desk.pending())
+
+
+async def test_groups_with_more_holes_than_are_on_their_way_are_refused_when_their_checkpoint_is_stale(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    """What is announced above the highest counter fills no hole."""
+    desk.net.answers = {RELAY: stall}
+    async with desk.open():
+        for counter in (1, *range(20, 30)):
+            assert desk.offer(Referred(ALICE, counter)) is None
+        waits = Referred(ALICE, 9)
+        desk.journal.add(waits.stored())
+        desk.publish(2, 3, 4)
+    receipt = desk.journal.receipt(waits.stored().id)
+    assert receipt is not None
+    assert (receipt.code, receipt.measured) == ("withheld", 8)
+
+
 async def test_announcing_what_never_comes_saves_no_key_from_its_holes(
     autojump_clock: Any, desk: Desk
 ) -> None:

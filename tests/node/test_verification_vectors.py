@@ -148,7 +148,7 @@ def drive_holes(case: Case) -> None:
         assert (counters.holes, waits) == (step["holes"], step["waits"])
     assert debited(counters.holes, case["accepted"], case["credit"]) == case["debit"]
     if waits:
-        raise withheld(counters)
+        raise withheld(counters, counters.holes)
 
 
 def debited(holes: int, accepted: int, credit: int) -> int:
