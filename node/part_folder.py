@@ -64,7 +64,7 @@ class PartFolder:
             else:
                 missing[digest] = place[2]
 
-    def put(self, digest: bytes, data: bytes) -> None:
+    def put(self, digest: bytes, data: bytes | memoryview) -> None:
         """Verifies a chunk and writes it to its places; it is served from there at once.
 
         Raises RemoteError(HASH_MISMATCH) where it is another one, StorageError where it cannot be written.
@@ -76,7 +76,7 @@ class PartFolder:
         for place in self._places[digest]:
             self._index.add_chunk(digest, *place)
 
-    def _write(self, place: Place, data: bytes) -> None:
+    def _write(self, place: Place, data: bytes | memoryview) -> None:
         path, offset, _ = place
         descriptor = os.open(path, os.O_WRONLY)
         try:

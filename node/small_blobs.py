@@ -94,7 +94,7 @@ class _Race:
         if sha256(data).digest() != self._digest:
             await self._network.refuse(peer, BAD_CHUNK)
             return False
-        self.found = data
+        self.found = bytes(data)
         return True
 
     def _note(self, peer: str, begun: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from nous_node.protocol.encoding import encode
-from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, BlobRequest, read_blob
+from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, BlobRequest, view_blob
 
 CHUNK_SECONDS = 60.0
 """Deadline of one chunk: 4 MiB at 70 KB/s."""
@@ -25,7 +25,7 @@ class Source(Protocol):
         """Peer id, or base URL: what failures are remembered by."""
         ...
 
-    async def fetch(self, digest: bytes, length: int) -> bytes:
+    async def fetch(self, digest: bytes, length: int) -> bytes | memoryview:
         """What it says is the chunk, `length` bytes at most; the caller checks the hash.
 
         Raises RemoteError, with the code `not-found` where it does not hold the chunk and `busy` where it has
@@ -53,7 +53,7 @@ class PeerSource:
         self.name = peer
         self._network = network
 
-    async def fetch(self, digest: bytes, length: int) -> bytes:
+    async def fetch(self, digest: bytes, length: int) -> bytes | memoryview:
         frame = await self._network.request(
             self.name,
             BLOB_PROTOCOL,
@@ -61,7 +61,7 @@ class PeerSource:
             max_response=min(length + REPLY_BYTES, MAX_BLOB_REPLY),
             deadline=CHUNK_SECONDS,
         )
-        return read_blob(frame)
+        return view_blob(frame)
 
     def close(self) -> None:
         """A connection is the network's."""

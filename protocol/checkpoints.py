@@ -144,7 +144,7 @@ def check_path(path: str) -> None:
         raise RemoteError(Code.PATH, f"A checkpoint holds only {', '.join(SUFFIXES)} files, not {path!r}.")
 
 
-def check_chunk(data: bytes, expected: bytes) -> None:
+def check_chunk(data: bytes | memoryview, expected: bytes) -> None:
     """Raises RemoteError(HASH_MISMATCH) where a chunk is not what its hash says. [CKP-7]"""
     if hashlib.sha256(data).digest() != expected:
         raise RemoteError(Code.HASH_MISMATCH, f"A chunk of {len(data)} bytes has another hash.")

@@ -89,14 +89,22 @@ _LARGE_REPLY = b"\x81\xa4data\xc6"
 """A map of one key, whose value has its length in 32 bits."""
 
 
+LARGE = 1 << 16
+"""Bytes from which on the length of data has 32 bits."""
+
+
 def blob_reply(data: bytes | None) -> bytes:
     """The frame that answers a blob request; `None` is what we do not hold."""
+    return b"".join(blob_reply_parts(data))
+
+
+def blob_reply_parts(data: bytes | None) -> tuple[bytes, ...]:
+    """The same in parts, so that a chunk is not copied."""
     if data is None:
-        return encode(BlobReply(error=Code.NOT_FOUND.value))
-    size = len(data)
-    if size < 1 << 16:
-        return encode(BlobReply(data=data))
-    return b"".join((_LARGE_REPLY, size.to_bytes(4, "big"), data))  # the same, copied once
+        return (encode(BlobReply(error=Code.NOT_FOUND.value)),)
+    if len(data) < LARGE:
+        return (encode(BlobReply(data=data)),)
+    return _LARGE_REPLY + len(data).to_bytes(4, "big"), data
 
 
 def busy_reply() -> bytes:
@@ -112,6 +120,15 @@ def read_blob(frame: bytes) -> bytes:
             raise RemoteError(Code.BUSY, "The peer has no time for this chunk.")
         raise RemoteError(Code.NOT_FOUND, "The peer does not hold this chunk.")
     return reply.data
+
+
+def view_blob(frame: bytes) -> bytes | memoryview:
+    """As `read_blob`, without a copy of a chunk that comes in a map of its own."""
+    start = len(_LARGE_REPLY) + 4
+    size = len(frame) - start
+    if LARGE <= size <= MAX_CHUNK and frame[:start] == _LARGE_REPLY + size.to_bytes(4, "big"):
+        return memoryview(frame)[start:]
+    return read_blob(frame)
 
 
 def bitmap(chunks: int, count: int) -> bytes:

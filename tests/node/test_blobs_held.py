@@ -35,7 +35,7 @@ class Served:
     told: list[Path]
 
     async def ask(self, digest: bytes) -> bytes:
-        return read_blob(await self.index.answer("peer", encode(BlobRequest(digest))))
+        return read_blob(b"".join(await self.index.answer("peer", encode(BlobRequest(digest)))))
 
 
 @pytest.fixture

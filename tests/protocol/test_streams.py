@@ -17,7 +17,10 @@ from nous_node.protocol.streams import (
     HeadReply,
     HeadRequest,
     blob_reply,
+    blob_reply_parts,
+    busy_reply,
     read_blob,
+    view_blob,
 )
 
 
@@ -53,3 +56,16 @@ def test_an_oversize_reply_is_refused_unread() -> None:
     with pytest.raises(RemoteError) as caught:
         read_blob(bytes(MAX_BLOB_REPLY + 1))
     assert caught.value.code is Code.OVERSIZE
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 1 << 20, MAX_CHUNK])
+def test_a_chunk_is_viewed_as_it_is_read(size: int) -> None:
+    frame = blob_reply(bytes(size))
+    assert b"".join(blob_reply_parts(bytes(size))) == frame
+    assert view_blob(frame) == read_blob(frame)
+    for broken in (frame[:-1], frame + b"\0", b"\xff" + frame[1:], busy_reply()):
+        with pytest.raises(RemoteError) as read_error:
+            read_blob(broken)
+        with pytest.raises(RemoteError) as view_error:
+            view_blob(broken)
+        assert view_error.value.code == read_error.value.code
