@@ -244,8 +244,8 @@ def _unnamed(shelf: Shelf, stored: Stored) -> Checked:
             shelf,
             stored,
             Outcome.FORGOTTEN,
-            f"the journal keeps the manifests of the newest {KEPT_MANIFESTS} versions, so nothing says any "
-            "more what it has to be",
+            f"the journal keeps the manifests of the newest {KEPT_MANIFESTS} versions, and of those whose "
+            "files stay, so nothing says any more what it has to be",
         )
     lack = "its manifest is not here or damaged, so nothing says what it has to be"
     return _result(shelf, stored, Outcome.UNKNOWN, f"{lack}: {_step(shelf)}", problems=[lack])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from typing import Final
+
+from nous_node.protocol.constants import MAX_CHAIN
 
 KEPT_VERSIONS: Final = 64
 """Versions after which a group that is done with is forgotten. Its checkpoint is stale long before (8 at
@@ -15,8 +18,9 @@ KEPT_BYTES: Final = 512 << 20
 KEPT_RECEIPTS: Final = 200_000
 """Receipts kept in case their group is sent again, because the first one was lost."""
 
-KEPT_MANIFESTS: Final = 64
-"""Checkpoints whose manifest is kept; of older ones only the figures stay."""
+KEPT_MANIFESTS: Final = MAX_CHAIN + 8 + 2
+"""Newest checkpoints whose manifest is kept: those that rollouts may belong to, and the chain of the oldest.
+Of older ones whose files are gone only the figures stay."""
 
 KEPT_KEYS: Final = 262_144
 """Keys known at once; those that never had a group accepted go first. A greeting costs its sender nothing."""
@@ -34,8 +38,9 @@ _DONE: Final = "state IN ('refused', 'used', 'dropped')"
 """Nothing but an audit, or its sender once more, asks for such a group."""
 
 
-def trim(connection: sqlite3.Connection, limit: int) -> bool:
-    """Forgets what nobody needs any more, at most `limit` groups (-1: all). Whether keys with credit went."""
+def trim(connection: sqlite3.Connection, limit: int, kept: Collection[int] = ()) -> bool:
+    """Forgets what nobody needs any more, at most `limit` groups (-1: all). Whether keys with credit went.
+    `kept`: versions whose manifest stays whatever their age."""
     (newest,) = connection.execute("SELECT coalesce(max(version), 0) FROM checkpoints").fetchone()
     horizon = newest - KEPT_VERSIONS
     old = connection.execute(
@@ -48,14 +53,24 @@ def trim(connection: sqlite3.Connection, limit: int) -> bool:
     _trim_envelopes(connection, limit)
     connection.execute("DELETE FROM counters WHERE version < ?", (horizon,))
     trim_receipts(connection)
-    connection.execute(
-        "UPDATE checkpoints SET envelope = x'' WHERE version BETWEEN ? AND ? AND envelope <> x''",
-        (newest - 2 * KEPT_MANIFESTS, newest - KEPT_MANIFESTS),
-    )
+    behind = connection.execute(  # by their number: after a leap the ones before it leave one by one as well
+        "SELECT version FROM checkpoints ORDER BY version DESC LIMIT ? OFFSET ?",
+        (KEPT_MANIFESTS, KEPT_MANIFESTS),
+    ).fetchall()
+    forget_manifests(connection, [version for (version,) in behind if version not in kept])
     trim_peers(connection)
     if limit >= 0 and newest % COUNTED_EVERY:
         return False
     return _trim_keys(connection)
+
+
+def forget_manifests(connection: sqlite3.Connection, versions: Collection[int]) -> None:
+    """Those of these versions that are not among the newest."""
+    connection.executemany(
+        "UPDATE checkpoints SET envelope = x'' WHERE version = ?1 AND envelope <> x'' AND ?1 NOT IN "
+        "(SELECT version FROM checkpoints ORDER BY version DESC LIMIT ?2)",
+        [(version, KEPT_MANIFESTS) for version in versions],
+    )
 
 
 def trim_receipts(connection: sqlite3.Connection) -> None:

@@ -253,6 +253,7 @@ class Publisher:
         data = self.seal(Kind.CHECKPOINT, body)
         head = Head(checkpoint_hash(body), manifest, data)
         place = str(folder.relative_to(self._folder.path))  # a run's folder may be moved
+        self._journal.keep_manifests(self._numbered("checkpoints"))
         self._journal.publish(
             StoredCheckpoint(head.version, head.hash, data, place, now_ms(), manifest.stats, manifest.eval),
             used,

@@ -47,7 +47,7 @@ from .journal_tables import (
     Total,
     converted,
 )
-from .journal_trim import trim, trim_peers, trim_receipts
+from .journal_trim import forget_manifests, trim, trim_peers, trim_receipts
 from .network_stats import Offender
 from .reputation import PASSED, Reputation
 
@@ -83,6 +83,7 @@ class Journal:
         self.awaited: Awaited = lambda key, checkpoint: ()
         """Who fetches groups by reference says here how many. [ROL-17]"""
         self._moved: dict[bytes, Reputation] = {}
+        self._kept: frozenset[int] = frozenset()
 
     @classmethod
     def open(cls, path: Path, rules: RunRules | None = None) -> Self:
@@ -364,13 +365,18 @@ class Journal:
         self.trim(TRIMMED_AT_ONCE + 2 * len(used))
 
     def last_checkpoint(self) -> StoredCheckpoint | None:
-        found = self.checkpoints(1)
-        return found[0] if found else None
+        return next(iter(self.checkpoints(1)), None)
 
     def checkpoints(self, count: int = -1) -> list[StoredCheckpoint]:
         """The newest `count` checkpoints, or all, in order of their versions."""
         rows = self._database.rows("SELECT * FROM checkpoints ORDER BY version DESC LIMIT ?", (count,))
         return [StoredCheckpoint.of(row) for row in reversed(rows)]
+
+    def keep_manifests(self, versions: Collection[int]) -> None:
+        """From now on those of these versions stay, however old; of others that did the files are gone."""
+        before, self._kept = self._kept, frozenset(versions)
+        with self._database.transaction() as connection:
+            forget_manifests(connection, before - self._kept)
 
     def stats(self) -> JournalStats:
         number = self._database.number
@@ -387,11 +393,8 @@ class Journal:
         )
 
     def trim(self, limit: int = -1) -> None:
-        """Forgets what nobody needs any more, so that the file stops growing. `publish` calls it.
-
-        `limit`: most groups forgotten now (-1: all).
-        """
+        """Forgets what nobody needs any more, at most `limit` groups (-1: all). `publish` calls it."""
         with self._database.transaction() as connection:
-            merit = trim(connection, limit)
+            merit = trim(connection, limit, self._kept)
         if merit:
             self._ranks.forget()

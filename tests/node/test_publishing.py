@@ -62,6 +62,25 @@ def test_the_beacon_of_version_0_depends_on_key_and_run() -> None:
     assert all(len(beacon) == 32 for beacon in beacons)
 
 
+def test_a_version_whose_folder_stays_keeps_its_manifest(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the run may go back to, however old it is, also over a restart; others have only figures."""
+    monkeypatch.setattr("nous_node.node.journal_trim.KEPT_MANIFESTS", 12)
+    trainer = start()
+    for _ in range(16):
+        trainer.update()
+        trainer.publisher.prune(2, good=3)
+    trainer.journal.__exit__()
+    again = start()
+    for _ in range(16):
+        again.publisher.renew()
+    here = {int(name) for name in again.folders()}
+    assert {0, 3} < here
+    known = {row.version for row in again.journal.checkpoints() if row.envelope}
+    assert known == here | set(range(21, 33))
+
+
 def test_an_update_is_published_with_what_the_learner_says_of_it(start: Start) -> None:
     trainer = start()
     base = trainer.publisher.head

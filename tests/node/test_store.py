@@ -15,7 +15,7 @@ import pytest
 from nous_node.node import journal_trim
 from nous_node.node.home import DamagedError, DiskFullError, StorageError
 from nous_node.node.store import Journal, StoredCheckpoint, StoredGroup
-from nous_node.protocol.constants import MAX_COUNTER_GAP
+from nous_node.protocol.constants import MAX_CHAIN, MAX_COUNTER_GAP
 from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.receipts import Receipt, accepted, refused
 
@@ -326,6 +326,43 @@ def test_the_file_stops_growing(journal: Journal, monkeypatch: pytest.MonkeyPatc
     assert count("SELECT count(*) FROM receipts") == 5
     assert [bool(one.envelope) for one in journal.checkpoints()] == [False] * 9 + [True] * 3
     assert journal.stats().refused == {"stale": 24}
+
+
+def manifests(journal: Journal) -> list[int]:
+    """Versions whose manifest is here."""
+    return [one.version for one in journal.checkpoints() if one.envelope]
+
+
+def test_manifests_before_a_leap_leave_as_all_others_do(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_trim, "KEPT_MANIFESTS", 3)
+    for version in range(5):
+        journal.publish(checkpoint(version), [])
+    journal.publish(checkpoint(1_000), [], leap=True)
+    assert manifests(journal) == [3, 4, 1_000]
+    for version in (1_001, 1_002, 1_003):
+        journal.publish(checkpoint(version), [])
+    assert manifests(journal) == [1_001, 1_002, 1_003]
+
+
+def test_manifests_of_versions_whose_files_stay_are_kept(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_trim, "KEPT_MANIFESTS", 3)
+    for version in range(20):
+        journal.keep_manifests({2, 3, version})
+        journal.publish(checkpoint(version), [])
+    assert manifests(journal) == [2, 3, 17, 18, 19]
+    journal.keep_manifests({2, 18})  # what is new stays in any case
+    assert manifests(journal) == [2, 17, 18, 19]
+    journal.keep_manifests(())
+    assert manifests(journal) == [17, 18, 19]
+
+
+def test_as_many_manifests_are_kept_as_a_chain_within_the_staleness_needs() -> None:
+    longest, most_stale = MAX_CHAIN, 8
+    assert longest + most_stale + 2 <= journal_trim.KEPT_MANIFESTS
 
 
 def test_envelopes_for_audits_have_a_limit_in_bytes(
