@@ -40,6 +40,8 @@ PIECE = 1 << 20
 """Bytes read in one go at most."""
 MAX_HEAD = 16_384
 """Bytes of a status line with headers; object stores send 1 KB."""
+MAX_PRELUDES = 8
+"""Informational answers (1xx) before the one that counts; servers send one at most."""
 MAX_REFUSAL = 8_192
 """Bytes of the text beside another status than 200 that are read, to use the connection again."""
 MAX_IDLE = 4
@@ -90,7 +92,7 @@ class HttpSource:
                 return await self._fetch(digest, length)
         except trio.TooSlowError as error:
             raise RequestTimeoutError(self.name, round(trio.current_time() - started)) from error
-        except h11.RemoteProtocolError as error:
+        except h11.ProtocolError as error:
             raise RequestFailedError(self.name, f"it does not speak HTTP ({error})") from error
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise RequestFailedError(self.name, _reason(error)) from error
@@ -123,7 +125,7 @@ class HttpSource:
                 return await self._connected()
         except trio.TooSlowError as error:
             raise UnreachableError(self.name, f"no answer within {DIAL_S:g} s") from error
-        except (OSError, trio.BrokenResourceError) as error:
+        except (OSError, ValueError, trio.BrokenResourceError) as error:  # ValueError: no name of a host
             raise UnreachableError(self.name, _reason(error)) from error
 
     async def _connected(self) -> Stream:
@@ -198,11 +200,15 @@ class _Exchange:
             raise _Gone from error
 
     async def answer(self) -> h11.Response:
-        anything = False
+        anything, preludes = False, 0
         while True:
             event = self._http.next_event()
             if isinstance(event, h11.Response):
                 return event
+            if isinstance(event, h11.InformationalResponse):
+                preludes += 1
+                if preludes > MAX_PRELUDES:
+                    raise h11.RemoteProtocolError(f"{preludes} answers that are none")
             if isinstance(event, h11.ConnectionClosed):
                 raise _Gone
             if event is h11.NEED_DATA:
@@ -264,13 +270,16 @@ def _parsed(url: str) -> tuple[str, int, str, bool]:
         if (
             parts.scheme not in ("http", "https")
             or not parts.hostname
+            or port == 0
             or not plain
             or not _PRINTABLE.fullmatch(url)
         ):
             raise ValueError
     except ValueError as error:
         raise RemoteError(
-            Code.WRONG_TYPE, f"{url[:100]!r} is no URL of a mirror: http://HOST/PATH or https://HOST/PATH."
+            Code.WRONG_TYPE,
+            f"{url[:100]!r} is no URL of a mirror: http://HOST/PATH or https://HOST/PATH, where HOST may be "
+            "followed by a :PORT of 1 to 65535.",
         ) from error
     tls = parts.scheme == "https"
     return parts.hostname, port or (443 if tls else 80), parts.path.rstrip("/") + "/", tls

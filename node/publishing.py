@@ -39,6 +39,7 @@ from .chaining import Chain
 from .create import base_tensors, first_beacon, folder_entries
 from .following import Following, Head, now_ms
 from .home import DamagedError
+from .http_source import HttpSource
 from .learner_messages import Updated
 from .learning import Learning
 from .retention import surplus
@@ -354,6 +355,8 @@ def check_mirrors(mirrors: Sequence[str]) -> None:
     probe = CheckpointManifest(0, FULL, files, {"": bytes(32)}, bytes(32), mirrors=list(mirrors))
     try:
         check_manifest(read(probe.to_bytes(), CheckpointManifest, MAX_MANIFEST))
+        for mirror in mirrors:
+            HttpSource(mirror)
     except RemoteError as error:
         raise LocalError(
             f"The mirrors {', '.join(mirrors)} cannot be published: {error} There may be {MAX_MIRRORS}, each "

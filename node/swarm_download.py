@@ -132,6 +132,7 @@ class Download:
                 if not self._small:
                     self._exchanges = 1
                     nursery.start_soon(self._exchange_loop, nursery)
+                self._open_mirrors()
                 self._look_around()
                 await self._ask_loop(nursery)
                 nursery.cancel_scope.cancel()
@@ -162,12 +163,21 @@ class Download:
 
     # Who there is
 
+    def _open_mirrors(self) -> None:
+        """Those that can be asked; others are passed over. [CKP-16]"""
+        for url in self._mirrors:
+            try:
+                self._sources[url] = self._http(url)
+            except RemoteError as error:
+                self._reasons.append(str(error).rstrip("."))
+
     def _look_around(self) -> None:
         """Tells the picker who is connected, and what they have."""
         now = self._looked = trio.current_time()
         offered: set[str] = set()
         for url in self._mirrors:
-            self._offer(offered, url, self._share.whole, now, assumed=True)
+            if url in self._sources:
+                self._offer(offered, url, self._share.whole, now, assumed=True)
         for peer in self._network.peers():
             self._owners[peer.peer_id] = peer.peer_id
             member = self._share.members.get(peer.peer_id)

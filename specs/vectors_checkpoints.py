@@ -49,6 +49,7 @@ def checkpoints() -> list[dict[str, Any]]:
             ("a delta of a checkpoint with the same files", "CKP-13", _delta(later, deltas=[])),
             ("a chain of 64", "CKP-13", _delta(later, version=100, chain=[*_hashes(63), later.parent])),
             ("mirrors", "CKP-16", replace(later, mirrors=["https://a.example/run", "http://[2001:db8::1]:8080"])),
+            ("mirrors that nobody asks", "CKP-16", replace(later, mirrors=["http://a:65536", "https://u:p@a/?q#f", "http://[::1", "http:///a"])),
         )
     ]  # fmt: skip
     good[2]["contents"] = [contents[0].hex(), ""]

@@ -23,7 +23,7 @@ from nous_node.node.http_source import HttpSource, peer_url
 from nous_node.node.network_errors import RequestFailedError, RequestTimeoutError, UnreachableError
 from nous_node.protocol.errors import NousError, RemoteError
 
-from .web import CHUNK, CONTENT, HASHES, Web
+from .web import CHUNK, CONTENT, HASHES, Nowhere, Web
 
 DIGESTS = [bytes.fromhex(name) for name in HASHES]
 LENGTHS = [min(CHUNK, len(CONTENT) - at) for at in range(0, len(CONTENT), CHUNK)]
@@ -260,6 +260,7 @@ HOSTILE: dict[str, Server] = {
     "headers without end": endless("HTTP/1.1 200 OK\n", b"X-More: yes\r\n"),
     "a header without end": endless("HTTP/1.1 200 OK\nX: ", bytes(1 << 10).replace(b"\0", b"a")),
     "preludes without end": endless("", b"HTTP/1.1 103 Early Hints\r\n\r\n"),
+    "nine preludes": says("HTTP/1.1 100 Continue\n\n" * 9 + f"{OK}\n", DATA),
     "a long refusal": endless("HTTP/1.1 418 No\nContent-Length: 1000000000\n\n", bytes(1 << 16)),
     "nothing": trickles("", bytes(20), 60.0),
     "a byte a second": trickles(f"{OK}\n", DATA, 0.05),
@@ -279,6 +280,20 @@ async def test_a_server_that_does_not_behave_fails_soon_and_alone(
             await source.fetch(DIGESTS[0], CHUNK)
         assert caught.value.code == "malformed" or isinstance(caught.value, RequestTimeoutError)
         source.close()
+
+
+async def test_few_preludes_do_not_matter() -> None:
+    async with hostile(says("HTTP/1.1 100 Continue\n\n" * 8 + f"{OK}\n", DATA)) as source:
+        assert await source.fetch(DIGESTS[0], CHUNK) == DATA
+        source.close()
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a" * 64, "*", "a%zz", "xn--a"])
+async def test_a_host_that_can_have_no_address_cannot_be_reached(host: str) -> None:
+    trio.socket.set_custom_hostname_resolver(Nowhere())
+    for scheme in ("http", "https"):
+        with pytest.raises(UnreachableError):
+            await HttpSource(f"{scheme}://{host}/").fetch(DIGESTS[0], CHUNK)
 
 
 async def test_a_server_that_is_not_there_cannot_be_reached(web: Web) -> None:
@@ -325,6 +340,7 @@ def test_a_peer_is_asked_at_the_address_of_its_connection(address: str, url: str
         "http://mirror.example/?a=b",
         "http://mirror.example/#a",
         "http://mirror.example:99999/",
+        "http://mirror.example:0/",
         "http://mirror.example:x/",
         "http://[::1/",
         "http://mirror.example/a b",

@@ -128,7 +128,16 @@ def test_mirrors_are_named_by_every_version_but_the_first(start: Start) -> None:
     assert manifest(again).mirrors == []
 
 
-@pytest.mark.parametrize("mirror", ["http://with space", "ftp://mirror", "http://" + 1025 * "a"])
+@pytest.mark.parametrize(
+    "mirror",
+    [
+        "http://with space",
+        "ftp://mirror",
+        "http://" + 1025 * "a",
+        "http://mirror:99999",
+        "https://me:pw@mirror",
+    ],
+)
 def test_what_is_no_mirror_is_told_before_anything_is_published(start: Start, mirror: str) -> None:
     with pytest.raises(LocalError, match="cannot be published"):
         start(mirrors=[mirror])

@@ -13,15 +13,19 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from nous_node.node.blobs import FetchError, Place
 from nous_node.node.home import DiskFullError, StorageError
 from nous_node.node.network_errors import NotConnectedError
 from nous_node.node.part_folder import PartFolder
 from nous_node.node.picker import FIRST_WINDOW
+from nous_node.protocol.checkpoints import checkpoint_hash, read_manifest
+from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.streams import blob_reply
 
 from .swarm import CHUNK, CHUNKS, FILES, Bench, Peers, babbler, empty_handed, entry, gone, honest, liar
+from .web import Nowhere
 
 
 @pytest.fixture
@@ -203,6 +207,30 @@ def test_any_sizes_arrive_as_they_were(
 
     async def fetched() -> None:
         await bench.fetch(bench.peers(liar=liar, honest=honest(bench.server)), seed)
+
+    trio.run(fetched)
+    bench.assert_complete()
+    shutil.rmtree(bench.source.parent)
+
+
+@given(
+    mirror=st.sampled_from(["http://h:99999/", "http://[::1/", "https://u:p@h/", "http:///x", "http://a..b/"])
+    | st.builds("http{}://{}".format, st.sampled_from(["", "s"]), st.text("aé.:@/?#[]%0\\!~", max_size=9))
+)
+def test_no_mirror_that_a_manifest_may_name_ends_a_download(
+    tmp_path_factory: pytest.TempPathFactory, mirror: str
+) -> None:
+    bench = Bench(tmp_path_factory.mktemp("mirror"), FILES)
+    bench.manifest = replace(bench.manifest, mirrors=[mirror])
+    data = bench.manifest.to_bytes()
+    try:
+        read_manifest(data, checkpoint_hash(data))
+    except RemoteError:
+        return
+
+    async def fetched() -> None:
+        trio.socket.set_custom_hostname_resolver(Nowhere())
+        await bench.fetch(bench.peers())
 
     trio.run(fetched)
     bench.assert_complete()
