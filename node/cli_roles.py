@@ -16,6 +16,7 @@ import trio
 
 from .cli_exit import Exit
 from .events import Note, Report, Summary
+from .memory import settle
 from .views import View
 
 Role = Callable[[Report, trio.Event], Awaitable[Summary]]
@@ -29,6 +30,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 def run_role(role: Role, view: View) -> Summary:
     """Enters the view, runs the role, and reports its summary as the last event."""
+    settle()
     with view:
         summary = trio.run(_until_stopped, role, view.report)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a reader that is gone need not stop us any more

@@ -19,6 +19,7 @@ import trio
 
 from nous_node.node.blobs import BlobIndex
 from nous_node.node.http_server import serve_chunks
+from nous_node.node.memory import settle
 from nous_node.node.neighbours import Neighbours
 from nous_node.node.network import Network, NetworkConfig, open_network
 from nous_node.node.swarm import Swarm, serve_run
@@ -115,4 +116,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    settle()
     trio.run(main)
