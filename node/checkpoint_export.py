@@ -5,8 +5,8 @@ written beside its place and renamed when every chunk and every tensor has the h
 of damaged weights nothing is left.
 
 As a mirror (`--blobs`): `blob/HASH` for every chunk of files and deltas and for the manifests of the chain,
-to be served by any HTTP server or object store [STR-6]. What is there already stays, so one folder takes many
-versions.
+to be served by any HTTP server or object store [STR-6]. What is there already and right stays, so one folder
+takes many versions; what was damaged is written anew.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def export_model(shelf: Shelf, stored: Stored, target: Path, *, force: bool) -> 
                 source.sums[entry.path] = _copy(source, entry, place)
             _check_tensors(source, place)
             _write_card(source, place)
+            refuse_other(target, force=force)  # exporting took its time
             _replace(place, target)
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -139,8 +140,8 @@ def export_blobs(shelf: Shelf, stored: Stored, target: Path) -> Exported:
 
 
 def refuse_other(target: Path, *, force: bool) -> None:
-    """Raises LocalError for a place that holds something. With `force` only what no checkpoint and no card of
-    one can be keeps it from being replaced."""
+    """Raises LocalError for a place that holds something. With `force` a model may be replaced: a folder with
+    a configuration and weights, and nothing that no checkpoint and no card of one can be."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -152,8 +153,14 @@ def refuse_other(target: Path, *, force: bool) -> None:
             raise LocalError(
                 f"{target} is not empty and was not replaced; name another folder or add --force."
             )
+        is_model = (target / CONFIG_FILE).is_file() and any(target.glob("*.safetensors"))
         files = (path for path in target.rglob("*") if path.is_symlink() or not path.is_dir())
         other = next((path for path in files if not path.name.endswith((CARD_FILE, *SUFFIXES))), None)
+    if not is_model:
+        raise LocalError(
+            f"{target} is no model's folder, which has a {CONFIG_FILE} and .safetensors files: it was not "
+            "replaced, also not with --force. Name another folder."
+        )
     if other is not None:
         raise LocalError(
             f"{target} holds {printable(other.relative_to(target).as_posix(), 200)}, which is no part of a "
@@ -314,8 +321,16 @@ def _blobs(source: _Source, lacking: set[bytes]) -> Iterator[tuple[bytes, bytes]
 
 def _write_blob(blobs: Path, digest: bytes, data: bytes) -> None:
     path = blobs / digest.hex()
-    if not path.is_file() or path.stat().st_size != len(data):
+    if not _stands(path, data):
         write_atomic(path, data, _PUBLIC_FILE)
+
+
+def _stands(path: Path, data: bytes) -> bool:
+    """Whether these bytes lie there; a file that cannot be read is written anew."""
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
 
 
 def _capital(text: str) -> str:

@@ -192,6 +192,39 @@ def test_folder_with_something_in_it_is_left_alone(shelf: Shelf, tmp_path: Path)
         export_model(shelf, newest, target / "thesis.odt", force=True)
 
 
+@pytest.mark.parametrize("lacks", ["config.json", WEIGHTS])
+def test_force_replaces_models_only(shelf: Shelf, tmp_path: Path, lacks: str) -> None:
+    target = tmp_path / "mine"
+    (target / "letters").mkdir(parents=True)
+    for name in {"config.json", WEIGHTS} - {lacks}:
+        (target / name).write_bytes(b"{}")
+    for name in ("diary.txt", "letters/2025.json", "README.md"):
+        (target / name).write_text("mine")
+    before = files(target)
+    with pytest.raises(LocalError, match="no model's folder"):
+        export_model(shelf, shelf.find(None), target, force=True)
+    assert files(target) == before
+
+
+def test_what_came_to_its_place_while_a_model_was_written_stays(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, sync = tmp_path / "model", os.fsync
+
+    def meanwhile(handle: int) -> None:
+        target.mkdir(exist_ok=True)
+        (target / "diary.txt").write_text("mine")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    for force in (False, True):
+        with pytest.raises(LocalError, match="not replaced"):
+            export_model(shelf, shelf.find(None), target, force=force)
+        assert files(target) == {"diary.txt": b"mine"}
+        assert not left_over(tmp_path)
+        shutil.rmtree(target)
+
+
 def test_force_that_fails_leaves_the_model_that_was_there(shelf: Shelf, tmp_path: Path) -> None:
     export_model(shelf, shelf.find("0"), tmp_path / "model", force=False)
     before = files(tmp_path / "model")
@@ -243,12 +276,13 @@ def test_mirror_has_every_chunk_delta_and_manifest_under_its_hash(shelf: Shelf, 
     assert (done.files, done.missing) == (len(wanted), 0)
 
 
-def test_mirror_grows_by_what_is_new_and_mends_what_is_cut_short(shelf: Shelf, tmp_path: Path) -> None:
+def test_mirror_grows_by_what_is_new_and_mends_what_is_damaged(shelf: Shelf, tmp_path: Path) -> None:
     base, newest = shelf.stored
     export_blobs(shelf, base, tmp_path / "mirror")
     before = files(tmp_path / "mirror")
-    short = tmp_path / "mirror" / "blob" / base.hash
-    short.write_bytes(b"half")
+    (tmp_path / "mirror" / "blob" / base.hash).write_bytes(b"half")
+    assert newest.manifest is not None
+    flip(tmp_path / "mirror" / "blob" / newest.manifest.files[0].hashes()[0].hex(), 5)
     export_blobs(shelf, newest, tmp_path / "mirror")
     after = files(tmp_path / "mirror")
     assert before.items() <= after.items()
