@@ -14,22 +14,19 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import trio
 
-from nous_node.protocol.checkpoints import check_chunk
-from nous_node.protocol.encoding import encode
-from nous_node.protocol.errors import Code, NousError, RemoteError
+from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.identity import peer_id
 from nous_node.protocol.references import chunks, open_group, unpack
 from nous_node.protocol.rollouts import Reference
-from nous_node.protocol.streams import BLOB_PROTOCOL, BlobRequest, read_blob
 
+from .body_chunks import FURTHER, BodyNetwork, ChunkSearch
 from .store import Journal, StoredGroup
 from .stored_groups import enclosed
-from .swarm_download import BAD_CHUNK
 
 BODIES: Final = 16
 """Fetched at once. Each is a task that mostly waits."""
@@ -54,50 +51,15 @@ QUEUED_BYTES: Final = 32 << 20
 REPEATS: Final = 16
 """Envelopes of one group that each get a receipt."""
 
-PATIENCE_SECONDS: Final = 20.0
-"""Without a source that has the next chunk: time for a volunteer to come back after a broken line."""
-
-RETRY_SECONDS: Final = 1.0
-"""Between two rounds over all sources."""
-
 BODY_SECONDS: Final = 120.0
 BODY_RATE: Final = 512 << 10
 """A body has to be here within so many seconds, and one more for so many bytes."""
 
-CHUNK_SECONDS: Final = 10.0
-CHUNK_RATE: Final = 32 << 10
-"""The same of one chunk from one source: a byte a second is no source."""
-
-FURTHER: Final = 4
-"""Peers asked beside the forwarder and the sender: they may have forwarded it, too."""
-
 AT_ONCE_BYTES: Final = 1 << 20
 """Unpacked without a thread: it takes some milliseconds."""
 
-REPLY_BYTES: Final = 1_024
-"""Of a reply beside its chunk."""
-
 Place = tuple[bytes, bytes, int]
 """Key, checkpoint and counter."""
-
-
-class Peer(Protocol):
-    """A connected peer."""
-
-    @property
-    def peer_id(self) -> str: ...
-
-
-class BodyNetwork(Protocol):
-    """The part of the network that is needed here."""
-
-    def peers(self) -> Sequence[Peer]: ...
-
-    async def request(
-        self, peer: str, protocol: str, payload: bytes, *, max_response: int, deadline: float
-    ) -> bytes: ...
-
-    async def refuse(self, peer: str, fault: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -274,7 +236,10 @@ class Bodies:
         seconds = BODY_SECONDS + body.reference.packed / BODY_RATE
         with trio.move_on_after(seconds):
             for digest, length in chunks(body.reference):
-                pieces.append(await self._chunk(body, digest, length))
+                search = ChunkSearch(
+                    self._network, self._entropy, body.sources, peer_id(body.group.key), digest, length
+                )
+                pieces.append(await search.run())
             return b"".join(pieces)
         raise RemoteError(
             Code.UNAVAILABLE,
@@ -282,50 +247,6 @@ class Bodies:
             measured=seconds,
             threshold=seconds,
         )
-
-    async def _chunk(self, body: _Body, digest: bytes, length: int) -> bytes:
-        """From whoever has it, asked one after the other, again and again for a while."""
-        end = trio.current_time() + PATIENCE_SECONDS
-        while True:
-            for peer in self._order(body):
-                try:
-                    return await ask_chunk(self._network, peer, digest, length)
-                except NousError as error:
-                    await self._blame(body, peer, error)
-            if trio.current_time() >= end:
-                raise RemoteError(Code.UNAVAILABLE, "Nobody who is connected has the group.")
-            await trio.sleep(RETRY_SECONDS)
-
-    async def _blame(self, body: _Body, peer: str, error: NousError) -> None:
-        """After a source failed: it comes last from now on, or is cut off where it lied. [CKP-7]"""
-        if peer in body.sources:
-            body.sources.remove(peer)
-            body.sources.append(peer)
-        if isinstance(error, RemoteError) and error.code == Code.HASH_MISMATCH:
-            await self._network.refuse(peer, BAD_CHUNK)
-            if peer == peer_id(body.group.key):
-                raise error
-
-    def _order(self, body: _Body) -> list[str]:
-        """Who forwarded it and who made it, and some others, of those who are connected."""
-        connected = {peer.peer_id for peer in self._network.peers()}
-        likely = [peer for peer in body.sources if peer in connected]
-        others = sorted(connected.difference(likely))
-        return likely + self._entropy.sample(others, min(FURTHER, len(others)))
-
-
-async def ask_chunk(network: BodyNetwork, peer: str, digest: bytes, length: int) -> bytes:
-    """One chunk from one peer, checked. Raises NousError; HASH_MISMATCH where the peer sent another one."""
-    frame = await network.request(
-        peer,
-        BLOB_PROTOCOL,
-        encode(BlobRequest(digest)),
-        max_response=length + REPLY_BYTES,
-        deadline=CHUNK_SECONDS + length / CHUNK_RATE,
-    )
-    data = read_blob(frame)
-    check_chunk(data, digest)
-    return data
 
 
 def _place(group: StoredGroup) -> Place:

@@ -22,7 +22,7 @@ from nous_node.protocol.identity import peer_id
 from nous_node.protocol.references import chunks
 from nous_node.protocol.rollouts import Reference
 
-from .bodies import BodyNetwork, ask_chunk
+from .body_chunks import BodyNetwork, ask_chunk
 from .swarm_download import BAD_CHUNK
 
 REMEMBERED: Final = 65_536

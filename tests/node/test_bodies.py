@@ -13,12 +13,13 @@ import trio
 import zstandard
 
 from nous_node.node import bodies as module
+from nous_node.node import body_chunks
 from nous_node.node.stored_groups import enclosed
 from nous_node.protocol.constants import CHUNK
 from nous_node.protocol.errors import Code
 from nous_node.protocol.receipts import accepted
 from nous_node.protocol.references import cut
-from nous_node.protocol.streams import blob_reply
+from nous_node.protocol.streams import blob_reply, busy_reply
 
 from .bodies import (
     ALICE,
@@ -98,8 +99,77 @@ async def test_a_volunteer_that_comes_back_in_time_is_waited_for(autojump_clock:
     group = Referred(ALICE, 0)
     async with desk.open():
         desk.offer(group, ALICE.peer_id)
-        await trio.sleep(module.PATIENCE_SECONDS / 2)
+        await trio.sleep(body_chunks.PATIENCE_SECONDS / 2)
         desk.net.answers = {ALICE.peer_id: holder(group)}
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+async def test_a_busy_sender_is_asked_until_it_has_time(autojump_clock: Any, desk: Desk) -> None:
+    """It has far more to upload than a peer without the chunk is waited for."""
+    group = Referred(ALICE, 0)
+    began = trio.current_time()
+
+    async def busy(digest: bytes) -> bytes:
+        if trio.current_time() < began + 3 * body_chunks.PATIENCE_SECONDS:
+            return busy_reply()
+        return await holder(group)(digest)
+
+    desk.net.answers = {RELAY: nothing, ALICE.peer_id: busy}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+async def test_peers_that_say_busy_for_ever_end_with_the_body(autojump_clock: Any, desk: Desk) -> None:
+    group = Referred(ALICE, 0)
+
+    async def busy(digest: bytes) -> bytes:
+        return busy_reply()
+
+    desk.net.answers = {RELAY: busy}
+    async with desk.open():
+        began = trio.current_time()
+        desk.offer(group)
+        await desk.settled()
+        assert trio.current_time() - began <= module.BODY_SECONDS + 1
+    assert desk.code(group) == "unavailable"
+
+
+@pytest.mark.parametrize("miss", [nothing, babble])
+async def test_one_missed_answer_and_hostile_others_lose_no_group(
+    autojump_clock: Any, desk: Desk, miss: Any
+) -> None:
+    group = Referred(ALICE, 0)
+    missed = []
+
+    async def flaky(digest: bytes) -> bytes:
+        missed.append(digest)
+        return await (miss if len(missed) == 1 else holder(group))(digest)
+
+    desk.net.answers = {ALICE.peer_id: flaky} | {f"evil {number}": stall for number in range(8)}
+    async with desk.open():
+        desk.offer(group)
+        began = trio.current_time()
+        await desk.settled()
+        assert trio.current_time() - began < 5
+    assert desk.pending() == [(ALICE.key, 0)]
+
+
+async def test_a_forwarder_that_stalls_does_not_use_up_the_time_of_the_sender(
+    autojump_clock: Any, desk: Desk
+) -> None:
+    group = Referred(ALICE, 0, size=CHUNK)
+    missed = []
+
+    async def flaky(digest: bytes) -> bytes:
+        missed.append(digest)
+        return await (nothing if len(missed) < body_chunks.ROUNDS else holder(group))(digest)
+
+    desk.net.answers = {RELAY: stall, ALICE.peer_id: flaky}
+    async with desk.open():
+        desk.offer(group)
         await desk.settled()
     assert desk.pending() == [(ALICE.key, 0)]
 
@@ -129,7 +199,7 @@ async def test_a_byte_a_second_for_every_chunk_ends_with_the_body(autojump_clock
     group = Referred(ALICE, 0, size=12 * CHUNK)
 
     async def slow(digest: bytes) -> bytes:
-        await trio.sleep(module.CHUNK_SECONDS + CHUNK / module.CHUNK_RATE - 1)
+        await trio.sleep(body_chunks.CHUNK_SECONDS + CHUNK / body_chunks.CHUNK_RATE - 1)
         return blob_reply(group.chunks[digest])
 
     desk.net.answers = {RELAY: slow}

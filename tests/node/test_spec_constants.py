@@ -37,7 +37,7 @@ CHAPTER_OF = {
         "node.blob_turns node.shares node.swarm node.swarm_download"
     ),
     "06-tasks-and-sampling.md": "node.renewals node.journal_counters",
-    "07-rollouts.md": "node.bodies node.passing",
+    "07-rollouts.md": "node.bodies node.body_chunks node.passing",
     "08-verification.md": (
         "node.statistics node.copies node.verification node.examiner node.selection node.canary "
         "node.worker_messages"
@@ -73,9 +73,9 @@ IN_OTHER_WORDS = {
     "node.bodies.strangers": "half of both",
     "node.bodies.own_bytes": "64 MiB",
     "node.bodies.queued_bytes": "32 MiB",
-    "node.bodies.retry_seconds": "every second",
+    "node.body_chunks.retry_seconds": "every second",
     "node.bodies.body_rate": "512 KiB",
-    "node.bodies.chunk_rate": "32 KiB",
+    "node.body_chunks.chunk_rate": "32 KiB",
     "node.passing.passed_bytes": "64 MiB",
     "node.hardening.ping_protocol": "/ipfs/ping/1.0.0",
 }
