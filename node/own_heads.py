@@ -24,9 +24,9 @@ from .events import Note, Report
 from .following import Following, Head, HeadSource, ask_head
 from .home import StorageError
 
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 20.0
 """For which a trainer waits for somebody who knows its newest version, or a newer one, before it publishes a
-version, which its journal may hold groups enough for: volunteers that lost it dial again within seconds."""
+version, which its journal may hold groups enough for: volunteers that lost it dial again within 19.5 s."""
 
 GATHER_SECONDS = 10.0
 """For which heads are gathered before a run is rolled back, once somebody knows as much as the journal:
@@ -39,7 +39,8 @@ who did may be gone."""
 LOOK_SECONDS = 0.25
 FIRST_RETRY_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 64.0
-"""A peer that has just started answers nothing yet; others never do."""
+"""A peer that has just started answers nothing yet, and others never do; one that knows less than the journal
+learns of its newest version from this trainer."""
 
 AGAIN_SECONDS = 60.0
 """Between questions to one peer or another later on: a second trainer of this key may have begun."""
@@ -115,7 +116,7 @@ class OwnHeads:
                 await trio.sleep(LOOK_SECONDS)
 
     def _due(self, now: float) -> list[str]:
-        """Connected peers that have not answered and are to be asked now."""
+        """Connected peers that have not answered, or not enough, and are to be asked now."""
         peers = [peer.peer_id for peer in self._network.peers()]
         self._retries = {peer: self._retries.get(peer) or _Retry(now) for peer in peers}
         due = [peer for peer in peers if self._retries[peer].at <= now]
@@ -138,15 +139,14 @@ class OwnHeads:
                 head = None if reply.checkpoint is None else self._own_head(reply.checkpoint)
             except NousError:
                 return  # whatever it says, or does not: it is asked again
-        retry = self._retries.get(peer)
-        if retry is not None:
-            retry.at = float("inf")
         mine = self._following.head
         if head is not None and mine is not None and head.version >= mine.version:
             if head.hash != mine.hash:
                 self._found(head)
             self._told.set()
         self._answered.set()
+        if peer in self._retries and (self._told.is_set() or self.settled.is_set()):
+            self._retries[peer].at = float("inf")
 
     def _own_head(self, data: bytes) -> Head | None:
         """A checkpoint of this key; None for one of another trainer. Raises RemoteError for what is none."""

@@ -204,16 +204,31 @@ async def test_publishing_waits_for_the_first_answer_but_not_for_ever(copy, auto
 
 
 async def test_whoever_says_nothing_is_asked_ever_more_seldom_and_others_once(copy, autojump_clock) -> None:
-    copy.crowd.held, copy.crowd.silent = {"peer": None}, {"mute"}
+    copy.crowd.held, copy.crowd.silent = {"peer": copy.press.publisher.head.envelope}, {"mute"}
     async with copy.at_work(copy.own()):
         await trio.sleep(40)
         assert copy.crowd.asked.count("peer") == 1
         assert copy.crowd.asked.count("mute") == 6  # after 0, 1, 3, 7, 15, 31 s
         copy.crowd.held = {}
         await trio.sleep(1)
-        copy.crowd.held = {"peer": None}  # it comes back
+        copy.crowd.held = {"peer": copy.press.publisher.head.envelope}  # it comes back
         await trio.sleep(1)
         assert copy.crowd.asked.count("peer") == 2
+
+
+async def test_who_learns_of_the_newest_version_meanwhile_is_asked_again(copy, autojump_clock) -> None:
+    """The trainer was killed right after it had signed it: nobody else knew it, and peers get it here."""
+    copy.crowd.held = {"joins": None}
+    own = copy.own()
+    async with copy.at_work(own):
+        await trio.sleep(1.5)
+        assert not own.settled.is_set()
+        copy.crowd.held = {"joins": copy.press.publisher.head.envelope}
+        await trio.sleep(2)
+        assert own.settled.is_set()
+        asked = len(copy.crowd.asked)
+        await trio.sleep(30)
+        assert len(copy.crowd.asked) == asked
 
 
 async def test_a_peer_that_comes_to_know_more_later_is_found_out(copy, autojump_clock) -> None:
