@@ -93,8 +93,8 @@ def test_volunteer_stops_by_itself_after_as_many_rollouts(net) -> None:
 
 def test_volunteer_stops_by_itself_after_some_minutes(net) -> None:
     volunteer = net.volunteers["while"]
-    assert volunteer.exit_code() == Exit.OK
-    assert volunteer.summary().status.seconds < 15
+    assert volunteer.exit_code(60) == Exit.OK
+    assert volunteer.summary().status.seconds >= 3
 
 
 def test_volunteer_that_was_cut_off_catches_up(net) -> None:

@@ -361,12 +361,17 @@ async def test_a_download_goes_on_for_renewals_of_it(line: Lineage) -> None:
     line.net.gate, line.net.room = trio.Event(), 4
     async with node.at_work():
         node.hears(head)
-        await wait_all_tasks_blocked(0.05)
+        place = node.holdings.index.place
+        with trio.fail_after(60):
+            while sum(place(digest) is not None for digest in line.net.asked) < 4:  # noqa: ASYNC110
+                await trio.sleep(0.01)  # threads verify and write them
         first = set(line.net.asked)
         for _ in range(2 * line.run.manifest.staleness):
             newest = line.renewal(FULL)
             node.hears(newest)
-        await wait_all_tasks_blocked(0.05)
+        with trio.fail_after(60):
+            while "part" not in node.here(newest):  # noqa: ASYNC110
+                await trio.sleep(0.01)
         line.net.asked.clear()
         line.net.gate.set()
         await node.gets(newest)
