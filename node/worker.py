@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -31,6 +30,7 @@ from nous_node.protocol.tasks import assign
 from nous_node.trainer.generate import Request, generate
 from nous_node.trainer.policy import Policy
 
+from .niceness import step_back
 from .pipe import ParentPipe
 from .preparing import Preparing, check_weights
 from .selfcheck import SelfCheck, UnfitError
@@ -229,16 +229,6 @@ def _group(ready: Ready, order: Order, job: Job, outcome: Outcome) -> Group:
     name = ready.manifest.environments[job.assignment.environment].id
     group = RolloutGroup(ready.checkpoint, order.counter, name, ready.said, outcome)
     return Group(order.counter, group.to_bytes(), sum(map(trained_tokens, outcome)))
-
-
-def step_back(nice: int, group: Path = Path("/proc/self/autogroup")) -> None:
-    """Gives way to everything else on the machine. Linux may share the processor among sessions before it
-    looks at their processes (sched(7), autogroup); this process leads a session of its own, whose value is
-    set as well."""
-    os.nice(nice)
-    with suppress(OSError):
-        if group.exists():
-            group.write_text(str(nice))
 
 
 def main() -> None:

@@ -145,7 +145,7 @@ def test_a_pipe_that_closes_within_a_message_ends_the_worker() -> None:
 def test_a_worker_steps_back_behind_all_sessions_of_the_machine() -> None:
     """Also where the processor is shared among sessions first; elsewhere there is no such file."""
     script = (
-        "from pathlib import Path; import os; from nous_node.node.worker import step_back; step_back(7); "
+        "from pathlib import Path; import os; from nous_node.node.niceness import step_back; step_back(7); "
         "group = Path('/proc/self/autogroup'); "
         "print(os.nice(0), group.read_text().split()[-1] if group.exists() else 7)"
     )
