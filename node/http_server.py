@@ -34,18 +34,17 @@ from .network import Network
 from .network_errors import ListenError
 from .swarm import Swarm
 from .upload_limit import UploadLimit
+from .uploads import HTTP_SHARE, slots_at
 
 MAX_CONNECTIONS = 256
 """Of all clients; each costs a task and a few KB."""
 MAX_CLIENT_CONNECTIONS = 64
 """Of one IPv4 address or IPv6 /64: some volunteers behind one router."""
 MAX_UPLOADS = 32
-"""Bodies under way at once; beyond that 503."""
-MAX_CLIENT_UPLOADS = 16
-"""Of one address."""
-UPLOAD_RATE = 100_000.0
-"""Bytes a second that each body should have of a limited uplink: with more at once all of them would be too
-slow to be waited for."""
+"""Bodies under way at once, half of them of one address at most; beyond that 503."""
+MIN_RATE = 300_000
+"""Bytes a second of a limited uplink: with less a body, an upload of libp2p and one of a group by reference,
+which are there at the least, would be too slow to be waited for, with chunks of 4 MiB."""
 RETRY_S = 1
 """What a client that got 503 is told to wait."""
 REQUEST_S = 10.0
@@ -91,10 +90,15 @@ class Chunks(Protocol):
 @asynccontextmanager
 async def chunks_by_http(settings: Settings, network: Network, swarm: Swarm) -> AsyncIterator[None]:
     """Where a port is set, serves there what a node holds, at the IP addresses that libp2p listens on, and
-    has others told of it. Raises HttpPortError."""
+    has others told of it. Raises HttpPortError, and LocalError where the uplink is too slow for that."""
     if settings.http is None:
         yield
         return
+    if settings.upload is not None and settings.upload < MIN_RATE:
+        raise LocalError(
+            f"With an upload limit of {settings.upload // 1000} KB/s chunks would come too late over HTTP. "
+            f"Leave --http out, or allow at least {MIN_RATE // 1000} KB/s with --upload."
+        )
     hosts = [address.split("/")[2] for address in settings.listen] or ["0.0.0.0"]
     serve = partial(serve_chunks, hosts=hosts, fault=network.stats.fault)
     async with trio.open_nursery() as nursery:
@@ -133,7 +137,8 @@ class _Server:
     def __init__(self, index: Chunks, limit: UploadLimit, fault: Callable[[str], None]) -> None:
         self._index, self._limit, self._fault = index, limit, fault
         rate = limit.rate
-        self._slots = MAX_UPLOADS if rate is None else max(1, min(MAX_UPLOADS, int(rate / UPLOAD_RATE)))
+        self._slots = slots_at(None if rate is None else rate * HTTP_SHARE, MAX_UPLOADS)
+        self._slots_of_client = max(1, self._slots // 2)
         self._piece = PIECE if rate is None else LIMITED_PIECE
         self._connections: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
@@ -186,7 +191,7 @@ class _Server:
             await wire.refuse(405, ("Allow", "GET, HEAD"))
         elif asked.name is None:
             await wire.refuse(400)
-        elif self._uploads.total() >= self._slots or self._uploads[client] >= MAX_CLIENT_UPLOADS:
+        elif self._uploads.total() >= self._slots or self._uploads[client] >= self._slots_of_client:
             await wire.refuse(503, ("Retry-After", str(RETRY_S)))
         else:
             with _counted(self._uploads, client):

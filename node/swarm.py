@@ -42,6 +42,7 @@ from .small_blobs import fetch_blob
 from .sources import CHUNK_SECONDS, Source
 from .swarm_download import TICK_S, Download, SwarmNetwork
 from .upload_limit import UploadLimit
+from .uploads import HTTP_SHARE
 
 HAVE_SECONDS = 10.0
 """Deadline of an exchange of bitmaps."""
@@ -301,7 +302,10 @@ class Server(Protocol):
 
 def serve_run(network: Server, following: Following, swarm: Swarm) -> None:
     """Answers what every node of a run answers: its manifest, its newest checkpoint, chunks, and which of
-    them are here."""
+    them are here. Where chunks go by HTTP as well, `swarm` has its port already."""
+    rate = network.upload.rate
+    if rate is not None and swarm.http_port is not None:
+        rate *= 1 - HTTP_SHARE
     network.serve(HEAD_PROTOCOL, following.answer_head, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY)
     network.serve(
         HAVE_PROTOCOL,
@@ -317,5 +321,5 @@ def serve_run(network: Server, following: Following, swarm: Swarm) -> None:
         max_response=MAX_BLOB_REPLY,
         per_peer=BLOBS_OF_PEER,
         deadline=CHUNK_SECONDS,
-        turns=BlobTurns(swarm.index, network.upload.rate),
+        turns=BlobTurns(swarm.index, rate),
     )

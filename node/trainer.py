@@ -128,10 +128,10 @@ async def trainer(
                 renewals or Renewals(),
             )
             index.damaged = node.damaged
-            serve_run(network, following, node.swarm)
-            found = nearby(folder.run, network.addresses if settings.mdns else ())
-            async with found, chunks_by_http(settings, network, node.swarm):
-                await node.run(stop)
+            async with chunks_by_http(settings, network, node.swarm):
+                serve_run(network, following, node.swarm)
+                async with nearby(folder.run, network.addresses if settings.mdns else ()):
+                    await node.run(stop)
             return node.training.summary()
 
 

@@ -19,6 +19,9 @@ SLOTS = 8
 SLOT_RATE = 100_000.0
 """Bytes/s that an upload should have at least of a limited uplink: a chunk of 1 MiB in 10 s."""
 
+HTTP_SHARE = 0.5
+"""Of a limited uplink that uploads by HTTP are reckoned with, where there are any; others have the rest."""
+
 MAX_WAITING = 256
 """Requests of all peers that wait; further ones are answered with `busy`."""
 
@@ -33,6 +36,11 @@ more than FAIR. Eight uploads over a line of 1 MB/s stand for a second each: tha
 
 MAX_ASIDE = 16
 """Uploads that have made way and are not over: chunks in memory."""
+
+
+def slots_at(rate: float | None, most: int) -> int:
+    """Uploads at once over an uplink that is limited to `rate` bytes/s."""
+    return most if rate is None else max(1, min(most, int(rate / SLOT_RATE)))
 
 
 class Turn:
@@ -76,8 +84,7 @@ class Uploads:
     @classmethod
     def at(cls, rate: float | None, busy: bytes) -> Uploads:
         """For an uplink that is limited to `rate` bytes/s."""
-        slots = SLOTS if rate is None else max(1, min(SLOTS, int(rate / SLOT_RATE)))
-        return cls(busy, slots)
+        return cls(busy, slots_at(rate, SLOTS))
 
     @asynccontextmanager
     async def turn(self, peer: str) -> AsyncIterator[Turn]:

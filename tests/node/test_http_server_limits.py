@@ -5,13 +5,26 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from nous_node.node import http_server, http_wire
-from nous_node.node.http_server import HttpPortError, serve_chunks
+from nous_node.node.blobs import BlobIndex
+from nous_node.node.config import Settings
+from nous_node.node.following import Following
+from nous_node.node.http_server import HttpPortError, chunks_by_http, serve_chunks
+from nous_node.node.network import NetworkConfig, open_network
+from nous_node.node.sources import CHUNK_SECONDS
+from nous_node.node.swarm import Swarm, serve_run
 from nous_node.node.upload_limit import BURST_S, UploadLimit
+from nous_node.node.uploads import HTTP_SHARE, SLOTS, slots_at
+from nous_node.protocol.constants import MAX_CHUNK
+from nous_node.protocol.encoding import encode
+from nous_node.protocol.errors import LocalError
+from nous_node.protocol.streams import BLOB_PROTOCOL, BlobRequest
 
 from .web import CHUNK, CONTENT, GET, HASHES, Web, everything, read_answer
 
@@ -68,10 +81,15 @@ async def test_a_reader_that_stalls_is_cut_off_and_its_place_is_free_again(
         assert web.faults == {"http-slow": 1}
 
 
-async def test_one_client_cannot_take_all_uploads(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MAX_CLIENT_UPLOADS", 1)
+@pytest.mark.parametrize("rate", [None, 400_000.0])
+async def test_one_client_takes_half_of_the_uploads(
+    web: Web, monkeypatch: pytest.MonkeyPatch, rate: float | None
+) -> None:
+    """Both have two: the unlimited one here, the other by its rate."""
+    if rate is None:
+        monkeypatch.setattr(http_server, "MAX_UPLOADS", 2)
     name = web.large()
-    async with web.open():
+    async with web.open(rate):
         async with await web.deaf(name):
             assert (await web.until(503))[1]["retry-after"] == "1"
             plain = trio.socket.socket()  # another address of this machine
@@ -140,6 +158,67 @@ async def test_what_is_being_downloaded_is_served_from_where_it_is_written(tmp_p
 
 
 # --- limits of this node ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [300_000, 399_999, 400_000, 500_000, 599_999, 1_000_000, 10_000_000])
+def test_chunks_of_all_kinds_together_come_within_their_deadline(rate: int) -> None:
+    by_http = slots_at(rate * HTTP_SHARE, http_server.MAX_UPLOADS)
+    by_streams = slots_at(rate * (1 - HTTP_SHARE), SLOTS)
+    referred = 1
+    assert MAX_CHUNK / (rate / (by_http + by_streams + referred)) < CHUNK_SECONDS
+
+
+async def test_an_uplink_that_is_too_slow_for_http_is_told_with_what_would_do(tmp_path: Path) -> None:
+    settings = Settings(threads=1, memory=1 << 30, http=8080, upload=299_999)
+    async with open_network(bytes(32), NetworkConfig(listen=())) as network:
+        swarm = Swarm(network, bytes(32), BlobIndex(lambda file: None))
+        with pytest.raises(LocalError, match="at least 300 KB/s with --upload"):
+            async with chunks_by_http(settings, network, swarm):
+                pass
+        assert swarm.http_port is None
+
+
+@pytest.mark.parametrize(("http", "slots"), [(None, 6), (8080, 3)])
+async def test_where_chunks_go_by_http_as_well_streams_have_half_of_the_uplink(
+    http: int | None, slots: int
+) -> None:
+    config = NetworkConfig(listen=(), upload_limit=600_000)
+    async with open_network(bytes(32), config) as network, trio.open_nursery() as nursery:
+        swarm = Swarm(network, bytes(32), BlobIndex(lambda file: None))
+        swarm.http_port = http
+        served = Served(network.upload)
+        serve_run(served, cast(Following, Answers()), swarm)
+        turns = served.turns[BLOB_PROTOCOL]
+        request = encode(BlobRequest(bytes(32)))
+        made = 0
+
+        async def upload(peer: str) -> None:
+            nonlocal made
+            async with turns.turn(peer, request):
+                made += 1
+                await trio.sleep_forever()
+
+        for number in range(10):
+            nursery.start_soon(upload, f"peer {number}")
+        await trio.testing.wait_all_tasks_blocked()
+        assert made == slots
+        nursery.cancel_scope.cancel()
+
+
+class Answers:
+    async def answer_head(self, peer: str, request: bytes) -> bytes:
+        return b""
+
+
+class Served:
+    """What a node is asked to serve."""
+
+    def __init__(self, upload: UploadLimit) -> None:
+        self.upload = upload
+        self.turns: dict[str, Any] = {}
+
+    def serve(self, protocol: str, handler: object, *, turns: object = None, **limits: object) -> None:
+        self.turns[protocol] = turns
 
 
 async def test_uploads_share_the_limit_of_the_node(web: Web) -> None:
