@@ -5,7 +5,7 @@ while it is fresh: sealed anew, since nobody forwards an envelope twice. A recei
 settles it, once. Numbers that may be used once only (`seq`, `counter`) are handed out here too, and tasks
 that were handed out and never became a group are remembered: they are made rather than left as holes.
 
-    waiting -> accepted | refused       by a receipt
+    waiting -> accepted | refused       by a receipt; `unavailable` is one only after some tries
     waiting -> given-up                 its checkpoint is too old; a late receipt still counts
 """
 

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from nous_node.protocol.errors import Code
 from nous_node.protocol.receipts import Receipt
 
 from .database import NUMBERS, Schema
@@ -20,13 +21,17 @@ KEPT_PROOFS: Final = 512
 KEPT_COUNTERS: Final = 256
 """Checkpoints whose task counter is remembered: far more than the staleness bound lets anyone use."""
 
+TRIES: Final = 3
+"""In which a group by reference may turn out to be unavailable until it counts as refused: a trainer that
+could not reach us a minute ago may do so now."""
+
 KEPT_OPEN: Final = 16
 """Checkpoints whose unfinished tasks are remembered: those that a restart may come back to."""
 
 SCHEMA: Final = Schema(
     "outbox",
     0x4E4F5542,  # NOUB
-    4,
+    5,
     f"""
     CREATE TABLE groups(
         made INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -53,6 +58,10 @@ SCHEMA: Final = Schema(
     CREATE INDEX chunks_hash ON chunks(hash);
     CREATE TABLE repeats(id BLOB PRIMARY KEY, made INTEGER NOT NULL) WITHOUT ROWID;
     CREATE INDEX repeats_made ON repeats(made);
+    CREATE TABLE unavailable(
+        id BLOB PRIMARY KEY, made INTEGER NOT NULL, try INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX unavailable_made ON unavailable(made);
     CREATE TABLE counters(checkpoint BLOB PRIMARY KEY, next INTEGER NOT NULL);
     CREATE TABLE unfinished(
         checkpoint BLOB NOT NULL, counter INTEGER NOT NULL, PRIMARY KEY(checkpoint, counter)
@@ -75,7 +84,8 @@ SCHEMA: Final = Schema(
 
 
 def settle(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
-    """The receipt under the group's first id, where it names an envelope of a group that had none."""
+    """The receipt under the group's first id, where it names an envelope of a group that had none. One that
+    says that the group was unavailable settles it after TRIES only. [ROL-16]"""
     row: tuple[int, bytes, str] | None = connection.execute(
         "SELECT made, id, state FROM groups WHERE state IN ('waiting', 'given-up') AND made = "
         "coalesce((SELECT made FROM repeats WHERE id = ?1), (SELECT made FROM groups WHERE id = ?1))",
@@ -84,6 +94,12 @@ def settle(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
     if row is None:
         return None
     made, first, before = row
+    if (
+        receipt.code == Code.UNAVAILABLE
+        and before == "waiting"
+        and not _tried(connection, receipt.rollout, made)
+    ):
+        return None
     code = "" if receipt.verdict == "accepted" else receipt.code
     connection.execute(
         "UPDATE groups SET state = ?, code = ?, measured = ?, threshold = ?, credit = ? WHERE made = ?",
@@ -96,10 +112,28 @@ def settle(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:
     return msgspec.structs.replace(receipt, rollout=first)
 
 
+def _tried(connection: sqlite3.Connection, rollout: bytes, made: int) -> bool:
+    """Notes that a group was unavailable in one of its envelopes; whether it was the last try. All envelopes
+    so far belong to this try: while a trainer waits for a group, it answers them alike."""
+    if connection.execute("SELECT 1 FROM unavailable WHERE id = ?", (rollout,)).fetchone():
+        return False
+    (last,) = connection.execute(
+        "SELECT coalesce(max(try), 0) FROM unavailable WHERE made = ?", (made,)
+    ).fetchone()
+    connection.execute(
+        "INSERT OR IGNORE INTO unavailable SELECT id, made, ?2 FROM groups WHERE made = ?1 "
+        "UNION SELECT id, made, ?2 FROM repeats WHERE made = ?1",
+        (made, last + 1),
+    )
+    connection.execute("UPDATE groups SET sent = 1 WHERE made = ?", (made,))
+    return bool(last + 1 >= TRIES)
+
+
 def drop_content(connection: sqlite3.Connection, made: int) -> None:
     """Nobody will ask for the group any more."""
     connection.execute("DELETE FROM envelopes WHERE made = ?", (made,))
     connection.execute("DELETE FROM chunks WHERE made = ?", (made,))
+    connection.execute("DELETE FROM unavailable WHERE made = ?", (made,))
 
 
 def tally(connection: sqlite3.Connection, state: str, code: str, groups: int, credit: int = 0) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from nous_node.node.home import DamagedError, StorageError
 from nous_node.node.outbox import Outbox, Word
-from nous_node.node.outbox_tables import KEPT_GROUPS, KEPT_OPEN
+from nous_node.node.outbox_tables import KEPT_GROUPS, KEPT_OPEN, TRIES
 from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
@@ -98,11 +98,44 @@ def test_chunks_of_a_group_by_reference_are_kept_until_its_receipt_comes(path: P
         again(outbox, answered, 2, NOW + 10_000)
         assert [outbox.chunk(digest) for digest, _ in (first, second)] == [b"chunk 0", b"chunk 1"]
         assert outbox.chunk(bytes([2]) * 32) is None
-        outbox.acknowledge([refused(answered, "unavailable")], b"proof")
+        outbox.acknowledge([refused(answered)], b"proof")
         assert outbox.chunk(first[0]) == b"chunk 0"  # the other group has the same
         assert outbox.drop_stale(1) == 1
         assert outbox.chunk(first[0]) is None
         assert outbox.content(stale) is None
+
+
+def test_a_group_that_was_unavailable_is_sent_again_a_few_times(path: Path) -> None:
+    """A trainer answers all envelopes that came in one try alike, and may say so again."""
+    digest, now = b"d" * 32, NOW
+    data = seal(ME, Kind.REFERENCE, RUN, b"reference", seq=0, ts=NOW)
+    with Outbox.open(path) as outbox:
+        rollout = outbox.put(data, checkpoint=CHECKPOINT, version=1, counter=0, chunks=[(digest, b"chunk")])
+    envelopes = [rollout]
+    for tried in range(1, TRIES + 1):
+        with Outbox.open(path) as outbox:
+            assert outbox.due(now + 10_000, 10_000) == [rollout]
+            for _ in range(3):
+                now += 10_000
+                envelopes.append(again(outbox, rollout, len(envelopes), now))
+            assert (outbox.waiting(), outbox.chunk(digest)) == (1, b"chunk")
+            word = [refused(one, "unavailable") for one in envelopes]
+            settled = outbox.acknowledge(word, b"proof") + outbox.acknowledge(word, b"proof")
+            assert settled == ([refused(rollout, "unavailable")] if tried == TRIES else [])
+            assert outbox.waiting() == (tried < TRIES)
+    with Outbox.open(path) as outbox:
+        assert outbox.totals().refused == {"unavailable": 1}
+        assert outbox.chunk(digest) is None
+
+
+def test_a_group_that_was_unavailable_is_settled_by_its_receipt_and_given_up_in_time(outbox: Outbox) -> None:
+    first, second = put(outbox, 0), put(outbox, 1, version=0)
+    assert outbox.acknowledge([refused(one, "unavailable") for one in (first, second)], b"proof") == []
+    repeat = again(outbox, first, 10, NOW + 10_000)
+    assert outbox.acknowledge([accepted(repeat)], b"proof") == [accepted(first)]
+    assert outbox.drop_stale(1) == 1
+    assert (outbox.waiting(), outbox.totals().given_up) == (0, 1)
+    assert outbox.acknowledge([refused(second, "unavailable")], b"proof") == [refused(second, "unavailable")]
 
 
 def test_a_group_is_due_after_a_silence_that_doubles(outbox: Outbox) -> None:
