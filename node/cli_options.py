@@ -104,7 +104,7 @@ HttpFlag = Annotated[
     int | None,
     typer.Option(
         "--http",
-        min=1,
+        min=1_024,
         max=65_535,
         metavar="PORT",
         help="Also serve checkpoint chunks over plain HTTP at this port: faster than libp2p's streams.",

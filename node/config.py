@@ -221,7 +221,7 @@ _KINDS: Final[dict[str, _Kind]] = {
     "listen": _Kind("multiaddrs such as /ip4/0.0.0.0/tcp/4001", _list_of("/")),
     "announce": _Kind("multiaddrs such as /dns4/node.example.org/tcp/4001", _places),
     "keep": _whole(1, 100_000),
-    "http": _whole(1, 65_535),
+    "http": _whole(1_024, 65_535),
     "mirror": _Kind("http or https URLs", _list_of("http")),
     "neighbours": _whole(0, MAX_NEIGHBOURS),
     "mdns": _Kind("true or false", _yes_or_no),

@@ -25,6 +25,7 @@ import h11
 import trio
 
 from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.introductions import LEAST_PORT
 
 from .network_errors import RequestFailedError, RequestTimeoutError, UnreachableError
 from .sources import CHUNK_SECONDS
@@ -57,7 +58,10 @@ _CODES = {404: Code.NOT_FOUND, 410: Code.NOT_FOUND, 429: Code.BUSY, 503: Code.BU
 
 def peer_url(address: str, port: int) -> str | None:
     """Where a connected peer serves chunks. `address`: the multiaddr at the other end of its connection, so
-    that nobody can have requests sent to a third party; `port`: the only thing that it says. [STR-6]"""
+    that nobody can have requests sent to a third party; `port`: the only thing that it says, and none below
+    1,024, where others may have services behind the same router. [STR-6]"""
+    if port < LEAST_PORT:
+        return None
     parts = address.split("/")
     try:
         ip = ipaddress.ip_address(parts[2])

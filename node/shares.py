@@ -55,6 +55,8 @@ class Share:
     members: OrderedDict[str, Member] = field(default_factory=OrderedDict)
     liars: set[str] = field(default_factory=set)
     """Sources that delivered a bad chunk of this checkpoint."""
+    no_http: set[str] = field(default_factory=set)
+    """Peers at whose port somebody delivered one: they are not asked so again, whatever port they tell."""
     downloads: int = 0
     """Under way; they tell others themselves."""
     ask_at: dict[str, float] = field(default_factory=dict)

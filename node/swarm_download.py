@@ -186,6 +186,8 @@ class Download:
                     self._offer(offered, peer.peer_id, self._share.whole, now, assumed=True)
                 continue
             served = None if member.http is None else peer_url(peer.address, member.http)
+            if peer.peer_id in self._share.no_http:
+                served = None
             if served is None or served in self._share.liars or self._picker.given_up(served):
                 self._offer(offered, peer.peer_id, member.have, now, assumed=member.assumed)
             else:
@@ -310,6 +312,8 @@ class Download:
         self._drop(name)
         if by_peer:
             await self._network.refuse(name, BAD_CHUNK)
+        elif name in self._owners:
+            self._share.no_http.add(self._owners[name])
 
     # The end
 

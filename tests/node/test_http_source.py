@@ -325,6 +325,7 @@ async def test_a_server_that_answers_no_handshake_cannot_be_reached(monkeypatch:
 )
 def test_a_peer_is_asked_at_the_address_of_its_connection(address: str, url: str | None) -> None:
     assert peer_url(address, 8080) == url
+    assert peer_url(address, 1023) is None
     if url is not None:
         HttpSource(url)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from nous_node.node.network import Network, NetworkConfig, open_network
 from nous_node.node.swarm import Swarm
 from nous_node.node.upload_limit import UploadLimit
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest
+from nous_node.protocol.encoding import encode
 from nous_node.protocol.streams import (
     BLOB_PROTOCOL,
     HAVE_PROTOCOL,
@@ -26,6 +28,8 @@ from nous_node.protocol.streams import (
     MAX_HAVE_REPLY,
     MAX_HAVE_REQUEST,
     MAX_REQUEST,
+    HaveRequest,
+    bitmap,
 )
 
 from .test_http_source import static
@@ -154,6 +158,28 @@ async def test_other_bytes_by_http_cost_a_peer_its_port_and_not_its_streams(
             assert await bench.fetch(other) == bench.size
         verify_folder(bench.folder, bench.files)
         assert len(other.network.peers()) == 1
+
+
+async def test_a_peer_that_tells_another_port_after_a_lie_is_asked_by_its_streams(
+    bench: Bench, tmp_path: Path
+) -> None:
+    lies = bench.published(tmp_path / "lies", lies=True)
+    async with bench.open(streams=True, http=False) as (holder, other):
+        with static(lies) as port:
+            holder.swarm.http_port = port
+            assert await bench.fetch(other) == bench.size
+        other.index.drop(bench.folder)
+        shutil.rmtree(bench.folder)
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            listening.setblocking(False)
+            count = sum(len(entry.hashes()) for entry in bench.files)
+            told = HaveRequest(RUN, CHECKPOINT, bitmap((1 << count) - 1, count), listening.getsockname()[1])
+            await other.swarm.answer(holder.network.peer_id, encode(told))
+            assert await bench.fetch(other) == bench.size
+            with pytest.raises(BlockingIOError):
+                listening.accept()  # nobody came
 
 
 async def test_bytes_that_are_all_wrong_never_become_a_checkpoint(bench: Bench, tmp_path: Path) -> None:
