@@ -198,18 +198,18 @@ class Bodies:
     async def _fetch(self, body: _Body) -> None:
         try:
             frame = await self._frame(body)
+            whole = body.group.envelope, body.reference, frame
             if max(body.reference.size, len(frame)) > AT_ONCE_BYTES:
-                await trio.to_thread.run_sync(_check, body.reference, frame, limiter=self._unpacking)
+                stored = await trio.to_thread.run_sync(_checked, *whole, limiter=self._unpacking)
             else:
-                _check(body.reference, frame)
+                stored = _checked(*whole)
             self._check_standing(body)
         except RemoteError as error:
             self._done(body)
             self._journal.absent(body.group, error, self._now())
             self._failed([body.group, *body.repeats], error)
             return
-        stored = enclosed(body.group.envelope, frame)
-        del frame
+        del frame, whole
         await self._room()
         self._done(body)
         self._arrived([msgspec.structs.replace(body.group, envelope=stored), *body.repeats])
@@ -258,5 +258,7 @@ def _room(others: Sequence[_Body], body: _Body, count: int, size: int) -> bool:
     return len(others) < count and held + body.reference.packed <= size
 
 
-def _check(reference: Reference, frame: bytes) -> None:
+def _checked(envelope: bytes, reference: Reference, frame: bytes) -> bytes:
+    """The group as it is stored, where its content is what its reference says."""
     open_group(reference, unpack(reference, frame))
+    return enclosed(envelope, frame)

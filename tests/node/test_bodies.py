@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -336,6 +337,32 @@ async def test_a_group_that_failed_may_be_published_again(autojump_clock: Any, d
         assert desk.offer(group, salt=b"again") is None
         await desk.settled()
     assert desk.pending() == [(ALICE.key, 0)]
+
+
+@pytest.mark.parametrize("size", [1_000, 2 * module.AT_ONCE_BYTES])
+async def test_a_large_group_is_checked_and_put_together_beside_the_loop(
+    autojump_clock: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    threads = set[bool]()
+
+    def seen(name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*values: Any) -> Any:
+            threads.add(threading.current_thread() is threading.main_thread())
+            return function(*values)
+
+        monkeypatch.setattr(module, name, call)
+
+    for name in ("unpack", "open_group", "enclosed"):
+        seen(name)
+    group = Referred(ALICE, 0, size=size)
+    desk.net.answers = {RELAY: holder(group)}
+    async with desk.open():
+        desk.offer(group)
+        await desk.settled()
+    assert desk.pending() == [(ALICE.key, 0)]
+    assert threads == {size <= module.AT_ONCE_BYTES}
 
 
 async def test_what_was_awaited_is_nowhere_after_a_restart(autojump_clock: Any, desk: Desk) -> None:
