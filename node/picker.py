@@ -10,23 +10,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 
 from .ownership import Ownership, draw, mask
-from .records import EXPECTED_RATE, Record, Records
+from .picker_source import SPARED_SECONDS, PickerSource
+from .records import EXPECTED_RATE, MAX_RECORDS, Records
 
 MAX_FLYING = 32 * 1024 * 1024
 """Bytes asked for at once, over all sources: what a download may hold in memory."""
 
-MAX_WINDOW = 8
-"""Chunks asked of one source at once: as many as it serves to one peer."""
-
-FIRST_WINDOW = 2
-"""The same before its rate is known."""
-
-WINDOW_SECONDS = 1.0
-"""Of a source's rate that are asked for at once: well above a round trip."""
+FIRST_FLYING = 4 * 1024 * 1024
+FLYING_SECONDS = 10.0
+"""No more than what the sources that are asked make in this time, where that is between the two: over a slow
+line that all of them share, chunks asked for together would all come too late."""
 
 MIN_DEADLINE_S = 10.0
 MAX_DEADLINE_S = 60.0
@@ -36,10 +33,6 @@ MIN_DEADLINE_S more; MAX_DEADLINE_S at most."""
 
 SLOW = 1 / 8
 """Of the median rate: a source below it is asked only for what no other has."""
-
-SPARED_SECONDS = 2.0
-"""A complete source is spared while those who still download can deliver what they have in this time, or
-faster than it."""
 
 BUSY_SECONDS = 0.5
 """For which a source is left alone that says it is busy; twice as long each time, 8 times at most."""
@@ -61,39 +54,6 @@ class Ask:
     """Seconds."""
 
 
-@dataclass(slots=True)
-class _Source:
-    record: Record
-    peer: str
-    claims: int = 0
-    """Chunks that it says it has, and has not failed to deliver."""
-    failed: int = 0
-    """Chunks that it did not deliver."""
-    whole: bool = False
-    """It has all that this download was for."""
-    assumed: bool = False
-    """It has said nothing: it is taken to have everything."""
-    doubtful: bool = False
-    """Its last answer was that it has not got what it was assumed to have."""
-    failures: int = 0
-    """One after the other, in this download."""
-    busy: int = 0
-    busy_until: float = 0.0
-    asked: dict[int, float] = field(default_factory=dict)
-    """Chunks in flight: when they were asked for."""
-    here: set[int] = field(default_factory=set)
-    """Those of them that have come and are being verified: of a source that has delivered good ones before
-    they take no place in the window."""
-    flying: int = 0
-    """Bytes in flight."""
-
-    def wait(self, size: float) -> float:
-        """Seconds in which `size` more bytes are to be expected. Those that say nothing of what they have
-        count alike: small downloads are to be spread over all peers."""
-        rate = EXPECTED_RATE if self.assumed else self.record.rate or EXPECTED_RATE
-        return (self.flying + size) / rate
-
-
 class Picker:
     """One download. `sizes`: bytes of each chunk that is missing. `us`: the name that others know us by."""
 
@@ -107,11 +67,15 @@ class Picker:
         self._sizes, self._records, self._entropy = sizes, records, entropy
         self._levels = [self.missing]
         """By the number of sources that are no whole ones and have them: chunks."""
-        self._sources: dict[str, _Source] = {}
+        self._sources: dict[str, PickerSource] = {}
+        self._gone: dict[str, PickerSource] = {}
+        """Those that are not offered any more: who comes back is known."""
         self._given_up: set[str] = set()
         self._ownership = Ownership(us)
         self._shrunk = -math.inf
         """When a chunk that only complete sources had came to somebody else."""
+        self._seen = 0
+        """What sources that are no whole ones have had: who says so again brings nothing."""
         self._flying = 0
         self._typical = sum(sizes.values()) / max(1, len(sizes))
 
@@ -122,23 +86,36 @@ class Picker:
         another name."""
         source = self._sources.get(name)
         if source is None:
-            source = self._sources[name] = _Source(self._records.of(name, now), peer or name)
+            known = self._gone.pop(name, None)
+            source = known or PickerSource(self._records.of(name, now), peer or name)
+            self._sources[name] = source
         source.assumed = assumed
         whole = claims & self._all == self._all
-        if claims & self._levels[0] & self.missing and not whole:
-            self._shrunk = now
+        if not whole and not source.overdue(now):
+            if claims & self._levels[0] & self.missing & ~self._seen:
+                self._shrunk = now
+            self._seen |= claims
         self._claim(source, claims & self._all & ~source.failed, whole)
-        self._ownership.share(one.peer for one in self._sources.values() if not one.whole)
+        self._share_among(now)
 
-    def leave(self, name: str) -> None:
-        """A source is gone; what was asked of it is asked of others."""
+    def _share_among(self, now: float) -> None:
+        others = (one for one in self._sources.values() if not one.whole and not one.overdue(now))
+        self._ownership.share(one.peer for one in others)
+
+    def leave(self, name: str, now: float) -> None:
+        """A source is gone; what was asked of it is asked of others. What it failed at is not forgotten."""
         source = self._sources.get(name)
         if source is None:
             return
+        if source.overdue(now):
+            self._fail(name, source, now)
         for chunk in list(source.asked):
             self._land(source, chunk)
         self._claim(source, 0, False)
         del self._sources[name]
+        self._gone[name] = source
+        if len(self._gone) > MAX_RECORDS:
+            del self._gone[next(iter(self._gone))]
 
     def sources(self) -> list[str]:
         return list(self._sources)
@@ -147,7 +124,7 @@ class Picker:
         """Whether a source has failed too often in this download."""
         return name in self._given_up
 
-    def _claim(self, source: _Source, claims: int, whole: bool) -> None:
+    def _claim(self, source: PickerSource, claims: int, whole: bool) -> None:
         before, after = 0 if source.whole else source.claims, 0 if whole else claims
         self._count(after & ~before, 1)
         self._count(before & ~after, -1)
@@ -184,6 +161,9 @@ class Picker:
             source.failures = source.busy = 0
             source.doubtful = False
         others = [other for other, known in self._sources.items() if chunk in known.asked]
+        for other in others:
+            if self._sources[other].overdue(now):
+                self._sources[other].record.failed(now)
         bit = 1 << chunk
         self.missing &= ~bit
         self._free &= ~bit
@@ -223,6 +203,9 @@ class Picker:
         if source is None:
             return
         self._disclaim(source, chunk)
+        self._fail(name, source, now)
+
+    def _fail(self, name: str, source: PickerSource, now: float) -> None:
         source.failures += 1
         source.record.failed(now)
         if source.failures >= MAX_FAILURES:
@@ -230,12 +213,12 @@ class Picker:
             source.failed = self._all
             self._claim(source, 0, source.whole)
 
-    def _disclaim(self, source: _Source, chunk: int) -> None:
+    def _disclaim(self, source: PickerSource, chunk: int) -> None:
         self._land(source, chunk)
         source.failed |= 1 << chunk
         self._claim(source, source.claims & ~(1 << chunk), source.whole)
 
-    def _land(self, source: _Source, chunk: int) -> None:
+    def _land(self, source: PickerSource, chunk: int) -> None:
         if source.asked.pop(chunk, None) is None:
             return
         source.here.discard(chunk)
@@ -252,10 +235,12 @@ class Picker:
         if not self.missing:
             return None
         good = self._good(now)
-        reliable = 0
+        reliable = awaited = 0
         for name in good:
-            reliable |= self._sources[name].claims
-        spared = self._spared(good)
+            source = self._sources[name]
+            reliable |= source.claims
+            awaited |= 0 if source.overdue(now) else source.claims
+        spared = self._spared(good, now)
         for name, source in self._by_load(now):
             chunks = source.claims & self._free
             if name not in good:
@@ -264,12 +249,9 @@ class Picker:
                 chunk = self._of_whole(source, chunks & ~spared, now)
             else:
                 chunk = self._rarest(chunks)
-            if chunk is not None and self._fits(chunk):
+            if chunk is not None and self._fits(chunk, now):
                 return self._ask(name, source, chunk, now)
-        claimed = 0
-        for source in self._sources.values():
-            claimed |= source.claims
-        return None if self._free & claimed else self._again(now, good)
+        return None if self._free & awaited else self._again(now, good)
 
     def stuck(self, now: float) -> bool:
         """Whether nothing is under way and no time will help: only other sources, or new claims, will."""
@@ -297,9 +279,13 @@ class Picker:
             and one.claims
         }
 
-    def _spared(self, good: set[str]) -> int:
+    def _spared(self, good: set[str], now: float) -> int:
         """What complete sources are not asked for: those who still download have it and are fast enough."""
-        partial = [self._sources[name] for name in good if not self._sources[name].whole]
+        partial = [
+            source
+            for source in map(self._sources.__getitem__, good)
+            if not source.whole and not source.overdue(now)
+        ]
         whole = [self._sources[name].record.rate or math.inf for name in good if self._sources[name].whole]
         chunks = 0
         for source in partial:
@@ -308,25 +294,19 @@ class Picker:
         soon = chunks.bit_count() * self._typical <= SPARED_SECONDS * rate
         return chunks if soon or rate >= max(whole, default=0.0) else 0
 
-    def _by_load(self, now: float) -> Iterator[tuple[str, _Source]]:
+    def _by_load(self, now: float) -> Iterator[tuple[str, PickerSource]]:
         """Sources that may be asked for one more, those first that will have it soonest."""
         able = [
             (source.wait(self._typical), self._entropy.random(), name, source)
             for name, source in self._sources.items()
             if source.claims
             and source.busy_until <= now
-            and len(source.asked) - len(source.here) < self._window(source)
+            and len(source.asked) - len(source.here) < source.window(self._typical)
         ]
         for _, _, name, source in sorted(able, key=lambda one: one[:2]):
             yield name, source
 
-    def _window(self, source: _Source) -> int:
-        rate = source.record.rate
-        if not rate:
-            return FIRST_WINDOW
-        return max(1, min(MAX_WINDOW, -int(-rate * WINDOW_SECONDS // max(1.0, self._typical))))
-
-    def _of_whole(self, source: _Source, chunks: int, now: float) -> int | None:
+    def _of_whole(self, source: PickerSource, chunks: int, now: float) -> int | None:
         """What nobody has who still downloads is fetched by the one of them whom it falls to; the others
         leave it alone as long as such chunks go on arriving there."""
         lonely = chunks & self._levels[0]
@@ -344,10 +324,21 @@ class Picker:
                 return draw(level & chunks, self._entropy)
         return None
 
-    def _fits(self, chunk: int) -> bool:
-        return self._flying == 0 or self._flying + self._sizes[chunk] <= MAX_FLYING
+    def _fits(self, chunk: int, now: float) -> bool:
+        """Whether the line has room for it. What was asked for longer ago than FLYING_SECONDS is not on it:
+        sources that stall keep nobody from asking others."""
+        if self._flying and self._flying + self._sizes[chunk] > MAX_FLYING:
+            return False
+        rate, flying = 0.0, 0
+        for source in self._sources.values():
+            if source.asked:
+                rate += source.record.rate
+                flying += sum(
+                    self._sizes[one] for one, since in source.asked.items() if now - since < FLYING_SECONDS
+                )
+        return not flying or flying + self._sizes[chunk] <= max(FIRST_FLYING, FLYING_SECONDS * rate)
 
-    def _ask(self, name: str, source: _Source, chunk: int, now: float) -> Ask:
+    def _ask(self, name: str, source: PickerSource, chunk: int, now: float) -> Ask:
         size = self._sizes[chunk]
         expected = source.wait(size) if source.record.rate else MAX_DEADLINE_S
         deadline = min(MAX_DEADLINE_S, MIN_DEADLINE_S + DEADLINE_FACTOR * expected)
@@ -364,13 +355,15 @@ class Picker:
     def _again(self, now: float, good: set[str]) -> Ask | None:
         """Everything is asked for: what will come last is asked of another source, too, where that is to have
         it in half the time."""
-        best: tuple[float, str, _Source, int] | None = None
+        best: tuple[float, str, PickerSource, int] | None = None
         for chunk, (copies, left) in self._outstanding(now).items():
-            if copies >= MAX_COPIES or not self._fits(chunk):
+            if copies >= MAX_COPIES or not self._fits(chunk, now):
                 continue
             for name, source in self._by_load(now):
                 bit = 1 << chunk
                 if name not in good or chunk in source.asked or not source.claims & bit:
+                    continue
+                if source.overdue(now):
                     continue
                 gain = left - 2 * source.wait(self._sizes[chunk])
                 if gain > 0 and (best is None or gain > best[0]):
@@ -379,14 +372,15 @@ class Picker:
         return None if best is None else self._ask(best[1], best[2], best[3], now)
 
     def _outstanding(self, now: float) -> dict[int, tuple[int, float]]:
-        """Of each chunk in flight: how many are asked for it, and in how many seconds the first of them is to
-        be expected; one that is overdue is to take as long again."""
+        """Of each chunk in flight: how many are asked for it that still may deliver, and in how many seconds
+        the first of them is to be expected; one that is overdue is to take as long again."""
         found: dict[int, tuple[int, float]] = {}
         for source in self._sources.values():
+            late = source.overdue(now)
             for chunk, since in source.asked.items():
                 waited = now - since
                 expected = source.wait(0)
                 left = expected - waited if waited < expected else waited
                 copies, least = found.get(chunk, (0, left))
-                found[chunk] = copies + 1, min(least, left)
+                found[chunk] = copies + (not late), min(least, left)
         return found

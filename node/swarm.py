@@ -231,8 +231,8 @@ class Swarm:
 
     async def _exchange(self, share: Share, peer: str) -> None:
         """Tells a peer what is here of a checkpoint, and learns what is there. Never raises NousError."""
-        told, asked_at = share.have, trio.current_time()
-        share.ask_at[peer] = asked_at + HAVE_SECONDS
+        told = share.have
+        share.ask_at[peer] = trio.current_time() + HAVE_SECONDS
         request = HaveRequest(
             self._run, share.checkpoint, share.bitmap(), self.http_port, self._introductions.ours(peer)
         )
@@ -246,13 +246,13 @@ class Swarm:
             )
             reply = read(frame, HaveReply, MAX_HAVE_REPLY)
             if reply.error is not None:
-                share.ask_at[peer] = asked_at + ASK_AGAIN_S
+                share.ask_at[peer] = trio.current_time() + ASK_AGAIN_S
                 return
             share.heard(peer, reply.have, reply.http, told, trio.current_time())
         except UnsupportedProtocolError:
             share.silent(peer, trio.current_time())
         except RequestFailedError:
-            share.ask_at[peer] = asked_at + ASK_AGAIN_S
+            share.ask_at[peer] = trio.current_time() + ASK_AGAIN_S
         except RemoteError:
             await self._network.refuse(peer, BAD_HAVE)
         except NousError:  # not connected any more

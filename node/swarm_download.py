@@ -24,7 +24,7 @@ from .network_errors import RequestTimeoutError, UnsupportedProtocolError
 from .part_folder import PartFolder
 from .picker import Ask, Picker
 from .records import Records
-from .shares import Share
+from .shares import Member, Share
 from .sources import PeerSource, Requester, Source
 
 SMALL = 1 << 20
@@ -34,7 +34,7 @@ TICK_S = 0.25
 """Between looks at who is connected, and at least between what one peer is told of our chunks."""
 
 STARVED_S = 10.0
-"""Without a chunk or news, after which those who still download are not waited for any more."""
+"""Without a chunk, while nothing is under way, after which nobody is waited for any more."""
 
 GIVEN_UP_S = 60.0
 """The same where sources only say that they are busy."""
@@ -101,8 +101,13 @@ class Download:
         self._sources: dict[str, Source] = {}
         self._owners: dict[str, str] = {}
         """Peers by the names of their sources."""
-        self._under_way: dict[tuple[str, int], trio.CancelScope] = {}
-        self._exchanges = 0
+        self._ways: dict[str, str] = {}
+        """By peer: the source by which it is asked. Another is taken only where that one fails."""
+        self._under_way: dict[trio.CancelScope, Ask] = {}
+        """Requests to sources that were not dropped since."""
+        self._met: set[str] = set()
+        self._first_exchanges = 0
+        """Under way: somebody may turn out to have something."""
         self._progress = 0.0
         self._looked = -math.inf
         self._reasons: list[str] = []
@@ -110,7 +115,10 @@ class Download:
         self._news = trio.Event()
 
     def note_news(self) -> None:
-        """What is known of others has changed."""
+        """Others have said what they have: it is taken up at the next look, however much they say."""
+        self._news.set()
+
+    def _look_soon(self) -> None:
         self._looked = -math.inf
         self._news.set()
 
@@ -130,7 +138,7 @@ class Download:
         try:
             async with trio.open_nursery() as nursery:
                 if not self._small:
-                    self._exchanges = 1
+                    self._first_exchanges = 1
                     nursery.start_soon(self._exchange_loop, nursery)
                 self._open_mirrors()
                 self._look_around()
@@ -152,7 +160,8 @@ class Download:
                 self._look_around()
             ask = self._picker.next(now)
             if ask is not None:
-                scope = self._under_way[ask.source, ask.chunk] = trio.CancelScope()
+                scope = trio.CancelScope()
+                self._under_way[scope] = ask
                 nursery.start_soon(self._request, ask, scope)
                 continue
             if self._is_hopeless(now):
@@ -185,17 +194,25 @@ class Download:
                 if self._small:
                     self._offer(offered, peer.peer_id, self._share.whole, now, assumed=True)
                 continue
-            served = None if member.http is None else peer_url(peer.address, member.http)
-            if peer.peer_id in self._share.no_http:
-                served = None
-            if served is None or served in self._share.liars or self._picker.given_up(served):
-                self._offer(offered, peer.peer_id, member.have, now, assumed=member.assumed)
-            else:
-                self._offer(offered, served, member.have, now, peer=peer.peer_id)
-                self._owners[served] = peer.peer_id
+            way = self._way(peer, member)
+            self._owners[way] = peer.peer_id
+            assumed = member.assumed and way == peer.peer_id
+            self._offer(offered, way, member.have, now, peer=peer.peer_id, assumed=assumed)
         for name in self._picker.sources():
             if name not in offered:
                 self._drop(name)
+
+    def _way(self, peer: Peer, member: Member) -> str:
+        """The first that was known, as long as it does not fail: a peer that says something else each time
+        would have its chunks asked for again each time."""
+        way = self._ways.get(peer.peer_id)
+        if way is None:
+            served = None if member.http is None else peer_url(peer.address, member.http)
+            way = served or peer.peer_id
+        if way in self._share.liars or peer.peer_id in self._share.no_http or self._picker.given_up(way):
+            way = peer.peer_id
+        self._ways[peer.peer_id] = way
+        return way
 
     def _offer(
         self,
@@ -216,9 +233,10 @@ class Download:
         self._picker.offer(name, claims, now, peer=peer, assumed=assumed)
 
     def _drop(self, name: str) -> None:
-        self._picker.leave(name)
-        for (source, _), scope in self._under_way.items():
-            if source == name:
+        self._picker.leave(name, trio.current_time())
+        for scope, ask in list(self._under_way.items()):
+            if ask.source == name:
+                del self._under_way[scope]
                 scope.cancel()
 
     async def _exchange_loop(self, nursery: trio.Nursery) -> None:
@@ -228,33 +246,43 @@ class Download:
             connected = [peer.peer_id for peer in self._network.peers()]
             self._entropy.shuffle(connected)
             for peer in self._share.due(connected, trio.current_time(), curious=True):
-                self._exchanges += 1
-                nursery.start_soon(self._exchange_with, peer)
+                unmet = peer not in self._met  # one that is asked again and again gives no hope
+                self._met.add(peer)
+                self._first_exchanges += unmet
+                nursery.start_soon(self._exchange_with, peer, unmet)
             if first:
                 first = False
-                self._exchanged()
+                self._exchanged(1)
             await trio.sleep(TICK_S)
 
-    async def _exchange_with(self, peer: str) -> None:
+    async def _exchange_with(self, peer: str, unmet: bool) -> None:
         try:
             await self._exchange(self._share, peer)
         finally:
-            self._exchanged()
+            self._exchanged(int(unmet))
 
-    def _exchanged(self) -> None:
-        self._exchanges -= 1
-        self.note_news()
+    def _exchanged(self, first: int) -> None:
+        self._first_exchanges -= first
+        self._look_soon()
 
     # One chunk
 
     async def _request(self, ask: Ask, scope: trio.CancelScope) -> None:
         failure = await self._bring(ask, scope)
-        del self._under_way[ask.source, ask.chunk]
+        dropped = self._under_way.pop(scope, None) is None
+        match failure:
+            case None:
+                if scope.cancelled_caught and not dropped:
+                    self._picker.called_off(ask.source, ask.chunk)
+            case StorageError():
+                self._failure = failure
+            case RemoteError(code=Code.HASH_MISMATCH):
+                await self._punish(ask.source)
+            case _ if not dropped:
+                self._note_failure(ask, failure)
         if failure is not None:
-            await self._note_failure(ask, failure)
-            self._looked = -math.inf  # another way to the same peer may be left
-        elif scope.cancelled_caught:
-            self._picker.called_off(ask.source, ask.chunk)
+            self._reasons.append(f"{ask.source[-8:]}: {failure}")
+            self._look_soon()  # another way to the same peer may be left
         self._news.set()
 
     async def _bring(self, ask: Ask, scope: trio.CancelScope) -> NousError | None:
@@ -264,43 +292,40 @@ class Download:
             try:
                 with trio.fail_after(ask.deadline):
                     data = await self._sources[ask.source].fetch(digest, self._sizes[ask.chunk])
-                self._picker.came(ask.source, ask.chunk)
+                if scope in self._under_way:
+                    self._picker.came(ask.source, ask.chunk)
                 self._news.set()
                 await trio.to_thread.run_sync(self._part.put, digest, data)
             except trio.TooSlowError:
                 return RequestTimeoutError(ask.source, round(ask.deadline))
             except NousError as error:
                 return error
-            self._arrived(ask, digest)
+            self._arrived(ask, digest, dropped=scope not in self._under_way)
         return None
 
-    def _arrived(self, ask: Ask, digest: bytes) -> None:
+    def _arrived(self, ask: Ask, digest: bytes, *, dropped: bool) -> None:
         now = trio.current_time()
         self._fetched += self._sizes[ask.chunk]
         if (peer := self._owners.get(ask.source)) is not None:
             self._delivered(peer, self._sizes[ask.chunk])
         self._share.add(digest)
         self._progress = now
-        for other in self._picker.arrived(ask.source, ask.chunk, now):
-            if (scope := self._under_way.get((other, ask.chunk))) is not None:
+        others = self._picker.arrived("" if dropped else ask.source, ask.chunk, now)
+        for scope, other in self._under_way.items():
+            if other.chunk == ask.chunk and other.source in others:
                 scope.cancel()
 
-    async def _note_failure(self, ask: Ask, error: NousError) -> None:
+    def _note_failure(self, ask: Ask, error: NousError) -> None:
         now = trio.current_time()
         match error:
-            case RemoteError(code=Code.HASH_MISMATCH):
-                await self._punish(ask.source)
             case RequestTimeoutError() | UnsupportedProtocolError():
                 self._picker.failed(ask.source, ask.chunk, now)
             case RemoteError(code=Code.NOT_FOUND):
                 self._picker.lacks(ask.source, ask.chunk, now)
             case RemoteError(code=Code.BUSY):
                 self._picker.busy(ask.source, ask.chunk, now)
-            case StorageError():
-                self._failure = error
             case _:
                 self._picker.failed(ask.source, ask.chunk, now)
-        self._reasons.append(f"{ask.source[-8:]}: {error}")
 
     async def _punish(self, name: str) -> None:
         """A source that delivered something else is not asked again, and as a peer not spoken to. [STR-3]"""
@@ -321,10 +346,10 @@ class Download:
         waited = now - self._progress
         if not self._picker.stuck(now):
             return waited > GIVEN_UP_S
-        if self._exchanges:
-            return False
+        if waited > STARVED_S:
+            return True
         connected = [peer.peer_id for peer in self._network.peers()]
-        return waited > STARVED_S or not any(self._share.takers(connected))
+        return not self._first_exchanges and not any(self._share.takers(connected))
 
     def _sentence(self) -> str:
         why = "; ".join(list(dict.fromkeys(self._reasons))[-3:])

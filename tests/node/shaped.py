@@ -85,7 +85,7 @@ class Node:
                 return await other.answers()
             raise RequestTimeoutError(peer, deadline)
         async with other.uploads.turn(self.name) as granted:
-            reply = await other.index.answer(self.name, payload) if granted else busy_reply()
+            reply = b"".join(await other.index.answer(self.name, payload)) if granted else busy_reply()
             await other.send(reply)
         if other.gone:
             raise NotConnectedError(peer)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nous_node.node.following import Head
-from nous_node.node.picker import MAX_WINDOW
+from nous_node.node.picker_source import MAX_WINDOW
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import FULL
 from nous_node.protocol.identity import Identity

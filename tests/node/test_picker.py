@@ -11,42 +11,19 @@ from hypothesis import strategies as st
 
 from nous_node.node.ownership import Ownership, draw, mask
 from nous_node.node.picker import (
-    FIRST_WINDOW,
+    FIRST_FLYING,
+    FLYING_SECONDS,
     MAX_COPIES,
     MAX_DEADLINE_S,
-    MAX_FAILURES,
     MAX_FLYING,
-    MAX_WINDOW,
     MIN_DEADLINE_S,
     Ask,
     Picker,
 )
+from nous_node.node.picker_source import FIRST_WINDOW, MAX_WINDOW
 from nous_node.node.records import Records
 
-MIB = 1 << 20
-
-
-def picker(chunks: int, records: Records | None = None, size: int = MIB, seed: int = 0) -> Picker:
-    return Picker(dict.fromkeys(range(chunks), size), records or Records(), random.Random(seed), "us")
-
-
-def bits(*chunks: int) -> int:
-    return sum(1 << chunk for chunk in chunks)
-
-
-def asks(picker: Picker, now: float = 0.0) -> list[Ask]:
-    found: list[Ask] = []
-    while (ask := picker.next(now)) is not None:
-        found.append(ask)
-    return found
-
-
-def records(**rates: float) -> Records:
-    found = Records()
-    for name, rate in rates.items():
-        found.of(name, 0.0).rate = rate
-    return found
-
+from .picking import MIB, asks, bits, picker, records
 
 # --- any course of events ------------------------------------------------------------------------
 
@@ -68,7 +45,7 @@ class World:
 
     def leave(self, name: str) -> None:
         self.claims.pop(name, None)
-        self.picker.leave(name)
+        self.picker.leave(name, self.now)
         self.flying = [ask for ask in self.flying if ask.source != name]
 
     def ask(self) -> None:
@@ -81,7 +58,8 @@ class World:
         assert len(self.flying) * MIB <= MAX_FLYING
         of_source = Counter(ask.source for ask in self.flying)
         assert all(number <= MAX_WINDOW for number in of_source.values())
-        copies = Counter(ask.chunk for ask in self.flying)
+        late = {name for name, one in self.picker._sources.items() if one.overdue(self.now)}
+        copies = Counter(ask.chunk for ask in self.flying if ask.source not in late)
         assert all(number <= MAX_COPIES for number in copies.values())
 
     def end(self, ask: Ask, how: str) -> None:
@@ -275,10 +253,20 @@ def test_what_is_being_verified_takes_no_place_unless_the_source_is_new() -> Non
 
 
 def test_no_more_bytes_are_under_way_than_fit() -> None:
-    one = picker(200, size=4 * MIB)
-    for number in range(20):
+    names = [f"source {number}" for number in range(20)]
+    for rate, most in ((9.0, MAX_FLYING), (0.1, FIRST_FLYING), (0.0, FIRST_FLYING)):
+        one = picker(200, records(**dict.fromkeys(names, rate * MIB)))
+        for name in names:
+            one.offer(name, bits(*range(200)), 0.0)
+        assert len(asks(one)) == most // MIB, rate
+
+
+def test_what_should_have_come_long_ago_takes_no_room() -> None:
+    one = picker(200)
+    for number in range(40):
         one.offer(f"source {number}", bits(*range(200)), 0.0)
-    assert len(asks(one)) == MAX_FLYING // (4 * MIB)
+    assert len(asks(one)) == FIRST_FLYING // MIB
+    assert len(asks(one, FLYING_SECONDS)) == FIRST_FLYING // MIB
 
 
 def test_a_source_far_slower_than_the_others_is_asked_only_for_what_they_lack() -> None:
@@ -307,91 +295,3 @@ def test_deadlines_follow_the_rate() -> None:
     assert MIN_DEADLINE_S < quick.deadline < MIN_DEADLINE_S + 1
     assert patient is not None
     assert patient.deadline == MAX_DEADLINE_S
-
-
-# --- failures ------------------------------------------------------------------------------------
-
-
-def test_a_source_that_failed_is_asked_last_also_for_the_next_checkpoint() -> None:
-    memory = Records()
-    one = picker(2, memory)
-    one.offer("bad", 3, 0.0)
-    ask = one.next(0.0)
-    assert ask is not None
-    one.failed("bad", ask.chunk, 0.0)
-    later = picker(4, memory)
-    later.offer("bad", 15, 0.5)
-    later.offer("good", 7, 0.5)
-    assert {ask.chunk for ask in asks(later, 0.5) if ask.source == "bad"} == {3}
-    much_later = picker(4, memory)
-    much_later.offer("bad", 15, 90.0)
-    much_later.offer("good", 7, 90.0)
-    assert len([ask for ask in asks(much_later, 90.0) if ask.source == "bad"]) == FIRST_WINDOW
-
-
-def test_a_source_that_fails_again_and_again_is_given_up_for_this_download() -> None:
-    one = picker(9)
-    one.offer("bad", bits(*range(9)), 0.0)
-    for _ in range(MAX_FAILURES):
-        ask = one.next(0.0)
-        assert ask is not None
-        one.failed("bad", ask.chunk, 0.0)
-    assert one.given_up("bad")
-    one.offer("bad", bits(*range(9)), 1.0)
-    assert one.next(99.0) is None
-    assert one.stuck(99.0)
-
-
-def test_one_that_announced_what_it_lacks_loses_the_claim_and_has_failed() -> None:
-    memory = Records()
-    one = picker(1, memory)
-    one.offer("liar", 1, 0.0)
-    assert one.next(0.0) is not None
-    one.lacks("liar", 0, 0.0)
-    one.offer("liar", 1, 0.1)
-    assert one.next(99.0) is None
-    assert memory.of("liar", 0.0).failures == 1
-
-
-def test_one_that_announced_nothing_may_lack_it() -> None:
-    memory = Records()
-    one = picker(2, memory)
-    one.offer("other", 3, 0.0, assumed=True)
-    ask = one.next(0.0)
-    assert ask is not None
-    one.lacks("other", ask.chunk, 0.0)
-    assert memory.of("other", 0.0).failures == 0
-    again = one.next(0.0)
-    assert again is not None
-    assert again.chunk == 1 - ask.chunk
-
-
-def test_a_busy_source_is_left_alone_for_a_moment_and_has_not_failed() -> None:
-    memory = Records()
-    one = picker(1, memory)
-    one.offer("busy", 1, 0.0)
-    waits = []
-    now = 0.0
-    for _ in range(6):
-        assert one.next(now) is not None
-        one.busy("busy", 0, now)
-        assert not one.stuck(now)
-        start = now
-        while one.next(now) is None:
-            now += 0.125
-        one.called_off("busy", 0)
-        waits.append(now - start)
-    assert waits == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
-    assert memory.of("busy", 0.0).failures == 0
-
-
-def test_what_was_asked_of_one_that_is_gone_is_asked_of_others() -> None:
-    one = picker(1)
-    one.offer("gone", 1, 0.0)
-    assert one.next(0.0) is not None
-    one.offer("other", 1, 0.0)
-    assert one.next(0.0) is None
-    one.leave("gone")
-    ask = one.next(0.0)
-    assert ask is not None
-    assert ask.source == "other"

@@ -19,7 +19,7 @@ from nous_node.node.blobs import FetchError, Place
 from nous_node.node.home import DiskFullError, StorageError
 from nous_node.node.network_errors import NotConnectedError
 from nous_node.node.part_folder import PartFolder
-from nous_node.node.picker import FIRST_WINDOW
+from nous_node.node.picker_source import FIRST_WINDOW
 from nous_node.protocol.checkpoints import checkpoint_hash, read_manifest
 from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.streams import blob_reply
