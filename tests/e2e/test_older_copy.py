@@ -13,20 +13,20 @@ from nous_node.node.publishing import LEAP
 def test_an_older_copy_stops_before_it_signs_anew_and_rolls_back_when_told_to(
     village, make_run, journal
 ) -> None:
-    folder = make_run(village.home("trainer"))
+    folder = make_run(village.home("trainer"), groups=8)
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     trainer = village.train(port=port)
     volunteer = village.join("volunteer", trainer.invite())
-    trainer.version(2)
+    trainer.version(1)
     trainer.interrupt()
     assert trainer.exit_code() == 0
     old = shutil.copytree(folder.path, folder.path.with_name("old"))
     copied = journal(folder).version
     trainer = village.train(port=port)
-    trainer.version(copied + 2)
-    volunteer.accepted(8)
+    trainer.version(copied + 1)
+    volunteer.until(lambda: volunteer.statuses()[-1].version > copied)
     trainer.interrupt()
     assert trainer.exit_code() == 0
     lost = journal(folder).version
@@ -44,6 +44,6 @@ def test_an_older_copy_stops_before_it_signs_anew_and_rolls_back_when_told_to(
         *("--listen", f"/ip4/127.0.0.1/tcp/{port}"),
     )
     trainer.note(f"to version {copied}, published again as version")
-    volunteer.accepted(8)
+    volunteer.accepted(4)
     trainer.version(lost + LEAP + 1)
     assert volunteer.process.poll() is None  # it leaves a run of which one version is signed twice
