@@ -11,6 +11,7 @@ Spec: `specs/09-checkpoints.md` [CKP-11] [CKP-15].
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -70,6 +71,15 @@ class Holdings:
         self._held = Held(folder, self.index, self.swarm)
         self._before: Head | None = None
         self._changed = trio.Event()
+        self._doubted: Head | None = None
+        self._waiting = trio.CancelScope()
+
+    def doubt(self, head: Head) -> None:
+        """It could not be loaded. The newest is verified once more then, and what is damaged fetched again:
+        `newest` is another object afterwards."""
+        if head is self.newest:
+            self._doubted = head
+            self._waiting.cancel()
 
     async def changed(self) -> None:
         await self._changed.wait()
@@ -120,8 +130,11 @@ class Holdings:
         self._held.scan()
         version = -1
         while True:
-            head = await self._following.newer_than(version)
+            head = await self._wanted(version)
+            doubted, self._doubted = self._doubted, None
             try:
+                if head is doubted and await self._is_whole(head):
+                    continue
                 refuse_checkpoint(self._following.manifest, head.manifest.size, self._disk)
                 head = await self._fetch_latest(head)
             except TooLargeError as error:
@@ -134,13 +147,26 @@ class Holdings:
                 self._report(Note(str(error), "warning"))
                 await self._fetch_older(head)
                 await trio.sleep(RETRY_SECONDS)
+                self._doubted = doubted
                 continue
             version = head.version
             self._show(head)
 
+    async def _wanted(self, version: int) -> Head:
+        """One above `version` as soon as there is one, or the newest here where it is doubted."""
+        with trio.CancelScope() as self._waiting:
+            if self._doubted is not None:
+                self._waiting.cancel()
+            return await self._following.newer_than(version)
+        assert self._doubted is not None  # `doubt` cancels
+        return self._doubted
+
     def _show(self, head: Head) -> None:
-        """It is complete, and newer than what was."""
-        self._before, self.newest = self.newest, head
+        """It is complete, and newer than what was, or mended."""
+        if head is self.newest:
+            self.newest = replace(head)
+        else:
+            self._before, self.newest = self.newest, head
         self._make_room(self._disk)
         self._changed.set()
         self._changed = trio.Event()

@@ -307,6 +307,7 @@ class _Volunteer:
                 raise
             self.report(Note(f"Version {head.version} is left out: {error}", "warning"))
             self.unloadable, self.holdings.in_use = head, before
+            self.holdings.doubt(head)
             return before
         if loaded.crowded and not self.crowded:
             self.crowded = True

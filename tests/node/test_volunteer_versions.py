@@ -95,7 +95,10 @@ async def test_version_that_cannot_be_loaded_is_left_out_while_the_one_before_is
     assert await node._load(bad, old) is old
     assert "Version 2 is left out: Tensor 'w'" in bench.notes[-1]
     assert node.holdings.in_use is old
+    assert node.holdings._doubted is bad  # it is verified again
     assert await node._usable_head(old) is old
+    mended = bench.holds(2)
+    assert await node._usable_head(old) is mended
     good = bench.holds(3)
     assert await node._usable_head(old) is good
     assert await node._load(good, old) is good
