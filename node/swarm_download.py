@@ -49,6 +49,9 @@ class Peer(Protocol):
     @property
     def address(self) -> str: ...
 
+    @property
+    def inbound(self) -> bool: ...
+
 
 class SwarmNetwork(Requester, Protocol):
     """The part of the network that a swarm needs."""
@@ -234,6 +237,7 @@ class Download:
 
     def _drop(self, name: str) -> None:
         self._picker.leave(name, trio.current_time())
+        self._sources[name].close()
         for scope, ask in list(self._under_way.items()):
             if ask.source == name:
                 del self._under_way[scope]
@@ -243,8 +247,10 @@ class Download:
         """Learns what others have, and tells them what is new here. [STR-4]"""
         first = True
         while True:
-            connected = [peer.peer_id for peer in self._network.peers()]
-            self._entropy.shuffle(connected)
+            peers = list(self._network.peers())
+            self._entropy.shuffle(peers)
+            peers.sort(key=lambda peer: peer.inbound)  # no flood of strangers comes before the invite's peers
+            connected = [peer.peer_id for peer in peers]
             for peer in self._share.due(connected, trio.current_time(), curious=True):
                 unmet = peer not in self._met  # one that is asked again and again gives no hope
                 self._met.add(peer)
@@ -308,6 +314,7 @@ class Download:
         self._fetched += self._sizes[ask.chunk]
         if (peer := self._owners.get(ask.source)) is not None:
             self._delivered(peer, self._sizes[ask.chunk])
+            self._share.givers.add(peer)
         self._share.add(digest)
         self._progress = now
         others = self._picker.arrived("" if dropped else ask.source, ask.chunk, now)

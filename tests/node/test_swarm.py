@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -20,11 +21,25 @@ from nous_node.node.home import DiskFullError, StorageError
 from nous_node.node.network_errors import NotConnectedError
 from nous_node.node.part_folder import PartFolder
 from nous_node.node.picker_source import FIRST_WINDOW
+from nous_node.node.swarm import Swarm
 from nous_node.protocol.checkpoints import checkpoint_hash, read_manifest
 from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.streams import blob_reply
 
-from .swarm import CHUNK, CHUNKS, FILES, Bench, Peers, babbler, empty_handed, entry, gone, honest, liar
+from .swarm import (
+    CHECKPOINT,
+    CHUNK,
+    CHUNKS,
+    FILES,
+    Bench,
+    Peers,
+    babbler,
+    empty_handed,
+    entry,
+    gone,
+    honest,
+    liar,
+)
 from .web import Nowhere
 
 
@@ -195,6 +210,31 @@ async def test_a_disk_that_cannot_be_written_is_told(bench: Bench, tmp_path: Pat
     (tmp_path / "here").write_text("a file where the folder should be")
     with pytest.raises(StorageError):
         await bench.fetch(bench.peers())
+
+
+async def test_a_source_that_is_dropped_keeps_nothing_open(bench: Bench) -> None:
+    closed = trio.Event()
+
+    class Lying:
+        name = "http://mirror/"
+
+        async def fetch(self, digest: bytes, length: int) -> bytes:
+            return bytes(length)
+
+        def close(self) -> None:
+            closed.set()
+
+    class Waiting(Peers):
+        async def request(self, *asked: Any, **limits: Any) -> bytes:
+            await closed.wait()
+            return await super().request(*asked, **limits)
+
+    peers = Waiting({"honest": honest(bench.server)})
+    bench.manifest = replace(bench.manifest, mirrors=[Lying.name])
+    swarm = Swarm(peers, bytes(32), bench.index, entropy=random.Random(0), http=lambda url: Lying())
+    with trio.fail_after(5):
+        await swarm.fetch(CHECKPOINT, bench.manifest, bench.files, bench.folder)
+    bench.assert_complete()
 
 
 @given(sizes=st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=4), seed=st.integers(0, 99))
