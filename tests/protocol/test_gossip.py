@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nous_node.protocol import buckets, memory
+from nous_node.protocol import memory
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_LIFETIME_MS
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind
@@ -221,13 +221,6 @@ def test_hellos_have_a_rate_of_their_own(world: Any, hello: bytes, rollout: Any,
     assert outcome(judge(hellos[5], 5_000)) == ACCEPTED
 
 
-@pytest.mark.parametrize(
-    ("rate", "burst"), [(0.01, 1.0), (0.05, 3.0), (20.0, 1200.0), (1000.0, 4096.0), (1e9, 4096.0)]
-)
-def test_a_burst_is_a_minute_of_the_rate_within_bounds(rate: float, burst: float) -> None:
-    assert buckets.Rate.of_groups(rate).burst == burst
-
-
 def test_few_keys_cannot_fill_the_memory(
     world: Any, view: GossipView, hello: bytes, judge: Any, replaced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,14 +239,6 @@ def test_few_keys_cannot_fill_the_memory(
         assert caught.value.code is Code.RATE
         assert len(view.memory.ids) == 640 + 20 * number  # the first alone has half, each other one a share
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer))) == ACCEPTED
-
-
-def test_a_share_of_the_memory_comes_back_with_expiry(view: GossipView, world: Any, hello: bytes) -> None:
-    envelope = world.opened(Kind.HELLO, hello, world.volunteer)
-    view.memory.add(envelope)
-    assert view.memory.held == {world.volunteer.key: 1}
-    view.memory.forget(world.now + MAX_LIFETIME_MS + 60_000)
-    assert view.memory.held == {}
 
 
 def test_a_forged_message_takes_nothing_from_its_victims_rate(world: Any, hello: bytes, judge: Any) -> None:
@@ -291,14 +276,6 @@ def test_freshness(world: Any, view: GossipView, group: Any, judge: Any) -> None
     assert outcome(judge(unknown)) == (Verdict.IGNORE, Code.UNKNOWN_CHECKPOINT)
 
 
-def test_checkpoints_long_gone_are_forgotten(view: GossipView) -> None:
-    for version in range(1, 100):
-        view.learn(version.to_bytes(32, "big"), version)
-    assert min(view.versions.values()) == 99 - 4 * 3
-    view.learn(bytes([77]) * 32, 5)
-    assert view.newest == 99
-
-
 def test_a_malformed_body_is_rejected(world: Any, judge: Any) -> None:
     assert outcome(judge(world.sealed(Kind.ROLLOUT, b"\x80", world.volunteer))) == refused(Code.WRONG_TYPE)
     assert outcome(judge(world.sealed(Kind.HELLO, b"\xc1", world.volunteer, 1))) == refused(Code.MALFORMED)
@@ -313,20 +290,6 @@ def test_a_full_memory_holds_volunteers_off_but_not_trainers(
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 1))) == refused(Code.BUSY)
     data = world.sealed(Kind.CHECKPOINT, world.base.to_bytes(), world.trainer)
     assert outcome(judge_checkpoint(view, data, world.now)) == ACCEPTED
-
-
-def test_keys_made_for_a_flood_are_held_off_and_forgotten(
-    world: Any, view: GossipView, hello: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(buckets, "MAX_SENDERS", 2)
-    view.hellos.take(b"a", 0)
-    view.hellos.take(b"b", 10_000)
-    with pytest.raises(RemoteError) as caught:
-        view.hellos.take(b"c", 19_999)
-    assert caught.value.code is Code.BUSY
-    view.hellos.take(b"b", 19_999)  # who was heard of lately goes on
-    view.hellos.take(b"c", 21_000)  # a's bucket is full again: as good as none
-    assert set(view.hellos.by_key) == {b"b", b"c"}
 
 
 def test_only_trainers_publish_checkpoints_and_receipts(world: Any, view: GossipView) -> None:
