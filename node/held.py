@@ -125,9 +125,10 @@ class Held:
 
     def _announce(self, digest: bytes) -> None:
         files, deltas = digest in self.files, digest in self.deltas
-        self._swarm.release(digest)
         if files or deltas:
             self._swarm.hold(digest, self.manifests[digest], files=files, deltas=deltas)
+        else:
+            self._swarm.release(digest)
 
     def _thing(self, digest: bytes, what: str, folder: Path) -> Thing:
         manifest = self.manifests[digest]

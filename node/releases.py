@@ -50,8 +50,8 @@ class Releases:
         self._swarm, self._own, self._renewals, self._journal = swarm, own, renewals, journal
         self._training, self._report = training, report
         self._keep, self._room = keep, room
-        self._told: dict[bytes, tuple[bool, bool]] = {}
-        """What others were told that is here of each checkpoint: its files, its deltas."""
+        self._told: set[bytes] = set()
+        """Checkpoints of which others are told."""
         self._crowded = False
         """Whether a person was told that what is needed takes more room than there is to be."""
 
@@ -113,13 +113,11 @@ class Releases:
     def hold(self) -> None:
         """Tells others what is here, and what no longer is."""
         here = {one.head.hash: one for one in self._publisher.holdings() if one.files or one.deltas}
-        told = {digest: (one.files, one.deltas) for digest, one in here.items()}
-        for digest, before in self._told.items():
-            if told.get(digest) != before:
-                self._swarm.release(digest)
+        for digest in self._told - here.keys():
+            self._swarm.release(digest)
         for digest, one in here.items():
             self._swarm.hold(digest, one.head.manifest, files=one.files, deltas=one.deltas)
-        self._told = told
+        self._told = set(here)
 
     async def _prune(self, good: int) -> None:
         prune = self._publisher.prune

@@ -20,7 +20,14 @@ MEMBER_SECONDS = 120.0
 """For which one is remembered that says no more; one that has everything, as long as it is connected."""
 
 MAX_NEIGHBOURS = 32
-"""Peers that are asked what they have of a checkpoint."""
+"""Peers that are asked what they have of a checkpoint, have not answered yet or have delivered."""
+
+NEWCOMERS = 2
+"""Peers that are asked in any case, each time: who only says much fills no place."""
+
+TELLS_PER_S = 4.0
+TELLS_BURST = 8.0
+"""Messages about one checkpoint that are taken of one peer."""
 
 ASK_AGAIN_S = 5.0
 """Before a peer is asked again that did not know the checkpoint, or did not answer."""
@@ -57,12 +64,14 @@ class Share:
     """Sources that delivered a bad chunk of this checkpoint."""
     no_http: set[str] = field(default_factory=set)
     """Peers at whose port somebody delivered one: they are not asked so again, whatever port they tell."""
-    downloads: int = 0
-    """Under way; they tell others themselves."""
+    givers: set[str] = field(default_factory=set)
+    """Connected peers that delivered a good chunk."""
     ask_at: dict[str, float] = field(default_factory=dict)
     """Neighbours that were asked, and when they may be asked again."""
     _twins: dict[bytes, int] = field(default_factory=dict)
     """Hashes that occur more than once: all their positions."""
+    _tells: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+    """Of peers: how many messages more were taken, and when that was so."""
 
     @classmethod
     def of(cls, checkpoint: bytes, manifest: CheckpointManifest) -> Share:
@@ -78,13 +87,6 @@ class Share:
     @property
     def whole(self) -> int:
         return self.files | self.deltas
-
-    def of_entries(self, entries: Sequence[FileEntry]) -> int:
-        """The chunks of some files, or of some deltas: one position for each hash."""
-        wanted = 0
-        for digest in set(_digests(entries)):
-            wanted |= 1 << self.positions[digest]
-        return wanted
 
     def add(self, digest: bytes) -> None:
         """A chunk has come."""
@@ -112,7 +114,18 @@ class Share:
         self.members[peer] = member
         self.members.move_to_end(peer)
         while len(self.members) > MAX_MEMBERS:
-            self.members.popitem(last=False)
+            idle = (one for one in self.members if one not in self.givers)
+            del self.members[next(idle, next(iter(self.members)))]
+
+    def takes(self, peer: str, now: float) -> bool:
+        """Whether one more message of a peer is taken."""
+        level, at = self._tells.pop(peer, (TELLS_BURST, now))
+        level = min(TELLS_BURST, level + (now - at) * TELLS_PER_S)
+        taken = level >= 1
+        self._tells[peer] = level - taken, now
+        if len(self._tells) > MAX_MEMBERS:
+            self._tells.popitem(last=False)
+        return taken
 
     # Whom to tell and to ask
 
@@ -121,7 +134,8 @@ class Share:
         return member.have & self.files == self.files
 
     def due(self, connected: Sequence[str], now: float, *, curious: bool) -> list[str]:
-        """Neighbours to exchange bitmaps with now; with `curious` also those of whom nothing is known."""
+        """Neighbours to exchange bitmaps with now; with `curious` also those of whom nothing is known, the
+        first of `connected` first."""
         self._forget(connected, now)
         unknown: list[str] = []
         known: list[str] = []
@@ -133,11 +147,13 @@ class Share:
                 unknown.append(peer)
             elif not self.complete(member) and member.told != self.have:
                 known.append(peer)
-        room = MAX_NEIGHBOURS - sum(peer in self.members for peer in connected)
-        return known[:MAX_NEIGHBOURS] + (unknown[: max(0, room)] if curious else [])
+        taken = sum(self.ask_at.get(peer, 0.0) > now or peer in self.givers for peer in connected)
+        room = max(NEWCOMERS, MAX_NEIGHBOURS - taken)
+        return known[:MAX_NEIGHBOURS] + (unknown[:room] if curious else [])
 
     def _forget(self, connected: Sequence[str], now: float) -> None:
         here = set(connected)
+        self.givers &= here
         for peer, member in list(self.members.items()):
             lasting = peer in here and self.complete(member)
             if now - member.heard > MEMBER_SECONDS and not lasting:

@@ -121,7 +121,8 @@ class Swarm:
         self._http = http
         self._records, self._blob_records = Records(), Records()
         self._shares: dict[bytes, Share] = {}
-        self._held: set[bytes] = set()
+        self._held: dict[bytes, int] = {}
+        """Checkpoints of which others are told, and the chunks that stand in complete folders."""
         self._downloads: dict[bytes, list[Download]] = {}
         self._wake = trio.Event()
 
@@ -175,24 +176,26 @@ class Swarm:
     def hold(
         self, checkpoint: bytes, manifest: CheckpointManifest, *, files: bool = True, deltas: bool = True
     ) -> None:
-        """From now on others are told that this node has all files, all deltas, or both."""
+        """From now on others are told that this node has all files, all deltas, or both, and no longer what
+        it is not said to have any more."""
         share = self._share(checkpoint, manifest)
-        self._held.add(checkpoint)
-        have = share.have | (share.files if files else 0) | (share.deltas if deltas else 0)
+        self._holds(share, (share.files if files else 0) | (share.deltas if deltas else 0))
+
+    def release(self, checkpoint: bytes) -> None:
+        """Others are told of this checkpoint no more, but for what a download brings."""
+        share = self._shares.get(checkpoint)
+        if share is not None and checkpoint in self._downloads:
+            self._holds(share, 0)
+        elif share is not None:
+            del self._shares[checkpoint]
+        self._held.pop(checkpoint, None)
+
+    def _holds(self, share: Share, chunks: int) -> None:
+        have = share.have & ~self._held.get(share.checkpoint, 0) | chunks
+        self._held[share.checkpoint] = chunks
         if have != share.have:
             share.have = have
             self._wake.set()
-
-    def release(self, checkpoint: bytes) -> None:
-        """Others are told of this checkpoint no more."""
-        self._held.discard(checkpoint)
-        if checkpoint not in self._downloads:
-            self._shares.pop(checkpoint, None)
-
-    def retain(self, checkpoints: Collection[bytes]) -> None:
-        """Releases all others."""
-        for checkpoint in [known for known in self._shares if known not in checkpoints]:
-            self.release(checkpoint)
 
     def _share(self, checkpoint: bytes, manifest: CheckpointManifest) -> Share:
         share = self._shares.get(checkpoint)
@@ -207,24 +210,23 @@ class Swarm:
         """Forever: tells others what is new here, and lets those who take part meet."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._introductions.run, self._meet)
-            nursery.start_soon(self._tell_loop)
+            nursery.start_soon(self._tell_loop, nursery)
 
     async def _meet(self, peer: str) -> None:
         """An exchange about the newest checkpoint, for the introductions that come with it."""
         if self._shares:
             await self._exchange(next(reversed(self._shares.values())), peer)
 
-    async def _tell_loop(self) -> None:
-        """Tells those who still download; downloads of ours do so themselves."""
+    async def _tell_loop(self, nursery: trio.Nursery) -> None:
+        """Tells those who still download; downloads of ours do so themselves. Nobody waits for another."""
         while True:
             await self._wake.wait()
             self._wake = trio.Event()
             connected = [peer.peer_id for peer in self._network.peers()]
-            async with trio.open_nursery() as nursery:
-                for checkpoint, share in self._shares.items():
-                    if checkpoint not in self._downloads:
-                        for peer in share.due(connected, trio.current_time(), curious=False):
-                            nursery.start_soon(self._exchange, share, peer)
+            for checkpoint, share in self._shares.items():
+                if checkpoint not in self._downloads:
+                    for peer in share.due(connected, trio.current_time(), curious=False):
+                        nursery.start_soon(self._exchange, share, peer)
             await trio.sleep(TICK_S)
 
     # Have-bitmaps
@@ -260,6 +262,8 @@ class Swarm:
         else:
             share.ask_at.pop(peer, None)
             self._introductions.note_introduced(peer, reply.peers)
+            if share.have != told:
+                self._wake.set()
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """The handler of /nous/have/1. Raises RemoteError where the request is none."""
@@ -270,6 +274,8 @@ class Swarm:
             share = self._shares.get(asked.checkpoint)
             if share is None or peer in share.liars:
                 return encode(HaveReply(error=Code.UNKNOWN_CHECKPOINT.value))
+            if not share.takes(peer, trio.current_time()):
+                return encode(HaveReply(error=Code.BUSY.value))
             share.heard(peer, asked.have, asked.http, share.have, trio.current_time())
         except RemoteError:
             await self._network.refuse(peer, BAD_HAVE)

@@ -33,6 +33,7 @@ CHUNKS = 12
 class Peer:
     peer_id: str
     address: str = "/ip4/127.0.0.1/tcp/1"
+    inbound: bool = False
 
 
 @dataclass

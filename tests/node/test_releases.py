@@ -45,9 +45,7 @@ class Outside:
         self.sent.append(data)
 
     def hold(self, checkpoint: bytes, manifest: Any, *, files: bool, deltas: bool) -> None:
-        """As the swarm does, it only adds."""
-        before = self.held.get(checkpoint, (False, False))
-        self.held[checkpoint] = (files or before[0], deltas or before[1])
+        self.held[checkpoint] = files, deltas
 
     def release(self, checkpoint: bytes) -> None:
         self.held.pop(checkpoint, None)

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nous_node.node.shares import ASK_AGAIN_S, MAX_MEMBERS, MAX_NEIGHBOURS, MEMBER_SECONDS, Share
+from nous_node.node.shares import (
+    ASK_AGAIN_S,
+    MAX_MEMBERS,
+    MAX_NEIGHBOURS,
+    MEMBER_SECONDS,
+    NEWCOMERS,
+    TELLS_BURST,
+    TELLS_PER_S,
+    Share,
+)
 from nous_node.protocol.checkpoints import DELTA, FULL, CheckpointManifest, FileEntry, file_entry
 from nous_node.protocol.errors import Code, RemoteError
 
@@ -30,8 +39,6 @@ def test_chunks_of_files_come_before_those_of_deltas() -> None:
     deltas = [entry("a.safetensors", 7, 8)]
     one = share(CheckpointManifest(1, DELTA, FILES, {"w": bytes(32)}, bytes(32), b"p" * 32, deltas=deltas))
     assert (one.files, one.deltas) == (0b1111, 0b110000)
-    assert one.of_entries(deltas) == 0b110000
-    assert one.of_entries(FILES[1:]) == 0b1000
     one.add(deltas[0].hashes()[1])
     one.add(FILES[0].hashes()[0])
     assert one.bitmap() == b"\x21"
@@ -40,7 +47,6 @@ def test_chunks_of_files_come_before_those_of_deltas() -> None:
 def test_a_chunk_that_occurs_twice_is_held_in_both_places() -> None:
     files = [entry("a.safetensors", 1, 2, 1), entry("b.safetensors", 1)]
     one = share(CheckpointManifest(1, FULL, files, {"w": bytes(32)}, bytes(32), bytes(32)))
-    assert one.of_entries(files) == 0b11
     one.add(files[0].hashes()[0])
     assert one.have == 0b1101
 
@@ -100,14 +106,44 @@ def test_liars_are_asked_nothing() -> None:
     assert one.due(["liar"], 0.0, curious=True) == []
 
 
-def test_few_are_asked_however_many_are_connected() -> None:
+@pytest.mark.parametrize("taken_by", ["silence", "chunks"])
+def test_few_are_asked_at_once_however_many_are_connected(taken_by: str) -> None:
     one = share()
     connected = [f"peer {number}" for number in range(200)]
     first = one.due(connected, 0.0, curious=True)
-    assert len(first) == MAX_NEIGHBOURS
+    assert first == connected[:MAX_NEIGHBOURS]
     for peer in first:
+        if taken_by == "silence":
+            one.ask_at[peer] = 10.0
+        else:
+            one.heard(peer, b"\x0f", None, 0, 0.0)
+            one.givers.add(peer)
+    assert one.due(connected, 1.0, curious=True) == connected[MAX_NEIGHBOURS : MAX_NEIGHBOURS + NEWCOMERS]
+
+
+def test_who_only_announces_takes_nobodys_place() -> None:
+    one = share()
+    strangers = [f"stranger {number}" for number in range(200)]
+    for peer in strangers:
         one.heard(peer, None, None, 0, 0.0)
-    assert one.due(connected, 1.0, curious=True) == []
+    assert one.due(["seed", *strangers], 0.0, curious=True) == ["seed"]
+
+
+def test_who_delivers_is_remembered_longer_than_who_only_announces() -> None:
+    one = share()
+    one.heard("seed", b"\x0f", None, 0, 0.0)
+    one.givers.add("seed")
+    for number in range(MAX_MEMBERS + 9):
+        one.heard(f"stranger {number}", None, None, 0, 0.0)
+    assert "seed" in one.members
+    assert len(one.members) == MAX_MEMBERS
+
+
+def test_messages_of_one_peer_are_taken_at_a_bounded_rate() -> None:
+    one = share()
+    taken = sum(one.takes("loud", number / 1000) for number in range(10_000))
+    assert taken == pytest.approx(TELLS_BURST + 10 * TELLS_PER_S, abs=1)
+    assert one.takes("other", 10.0)
 
 
 def test_members_are_bounded_in_number_and_time() -> None:

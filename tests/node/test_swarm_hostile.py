@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from nous_node.node.blobs import BlobIndex, FetchError
 from nous_node.node.network_errors import RequestTimeoutError
+from nous_node.node.shares import MAX_NEIGHBOURS
 from nous_node.node.swarm_download import STARVED_S
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.streams import BLOB_PROTOCOL, HaveReply, HaveRequest, bitmap
@@ -237,3 +238,84 @@ async def test_who_never_says_what_it_has_does_not_keep_a_download_from_ending(
 
     await beside(fail, die)
     assert trio.current_time() <= 2 + STARVED_S + 2
+
+
+async def test_a_crowd_that_has_nothing_does_not_hide_the_trainer(
+    fabric: Make, autojump_clock: MockClock
+) -> None:
+    net = fabric(24, 5 * MB)
+    volunteer = net.add("volunteer", MB)
+    crowd = [Saying(net, f"idle {number}", MB) for number in range(MAX_NEIGHBOURS + 8)]
+    for node in crowd:
+        node.install()
+
+    async def announce() -> None:
+        while True:
+            for node in crowd:
+                await node.tell(volunteer)
+            await trio.sleep(30)
+
+    volunteer.swarm._share(CHECKPOINT, net.manifest)
+    await beside(lambda: net.fetch(volunteer), announce)
+    assert trio.current_time() <= 1.2 * net.size / (5 * MB) + 1
+
+
+async def test_who_only_knows_the_other_is_told_when_it_is_complete_though_a_third_is_mute(
+    fabric: Make, autojump_clock: MockClock
+) -> None:
+    """[STR-4] What is held is told at once: nobody waits for who does not answer."""
+    net = fabric(24, 5 * MB)
+    early, late = net.add("early", 20 * MB), net.add("late", MB)
+    mute = Mute(net, "mute", MB)
+    mute.install()
+    await mute.tell(net.trainer)
+    told: list[float] = []
+    hear = late.swarm.answer
+
+    async def answer(peer: str, request: bytes) -> bytes:
+        told.append(trio.current_time())
+        return await hear(peer, request)
+
+    late.swarm.answer = answer  # type: ignore[method-assign]
+    late.refused.append("trainer")
+
+    async def complete() -> None:
+        await trio.sleep(1)
+        early.swarm._share(CHECKPOINT, net.manifest).silent("nobody", 0.0)
+        await late.swarm._exchange(late.swarm._share(CHECKPOINT, net.manifest), "early")
+        await mute.tell(early)
+        early.swarm.hold(CHECKPOINT, net.manifest, files=False, deltas=False)
+        await trio.sleep(1)
+        early.index.add(net.path / "trainer", net.manifest.files)
+        early.swarm.hold(CHECKPOINT, net.manifest)
+        await trio.sleep(1)
+
+    await beside(complete, early.swarm.run)
+    assert told
+    assert told[-1] <= 2.5
+    assert late.swarm._shares[CHECKPOINT].members["early"].have == (1 << 24) - 1
+
+
+def test_others_are_told_exactly_what_is_held(fabric: Make) -> None:
+    net = fabric(3, 5 * MB)
+    swarm = net.trainer.swarm
+    share = swarm._shares[CHECKPOINT]
+    share.heard("taker", None, None, 0, 0.0)
+    swarm.hold(CHECKPOINT, net.manifest, files=False)
+    assert share.have == 0
+    swarm.hold(CHECKPOINT, net.manifest)
+    assert share.have == share.files
+    assert swarm._shares[CHECKPOINT] is share
+    assert "taker" in share.members
+    swarm.release(CHECKPOINT)
+    assert not swarm._shares
+
+
+async def test_who_tells_too_much_is_asked_to_come_again_later(
+    fabric: Make, autojump_clock: MockClock
+) -> None:
+    net = fabric(3, 5 * MB)
+    request = encode(HaveRequest(RUN, CHECKPOINT))
+    replies = [await net.trainer.swarm.answer("loud", request) for _ in range(9)]
+    assert replies[-1] == encode(HaveReply(error="busy"))
+    assert replies[-2] != replies[-1]
