@@ -23,6 +23,8 @@ from nous_node.protocol.encoding import read
 from nous_node.protocol.errors import Code, NousError, RemoteError
 from nous_node.protocol.streams import MAX_REQUEST, BlobRequest, blob_reply_parts
 
+from .chunk_files import read_chunks
+
 Place = tuple[Path, int, int]
 """File, offset, length."""
 
@@ -182,10 +184,9 @@ def verify_folder(folder: Path, files: Sequence[FileEntry]) -> None:
     for entry in files:
         path = folder / entry.path
         try:
-            if not path.is_file() or path.stat().st_size != entry.size:
-                raise RemoteError(Code.SIZE_MISMATCH, f"{path} is missing or has another size.")
-            with path.open("rb") as file:
-                for digest in entry.hashes():
-                    check_chunk(file.read(entry.chunk), digest)
+            if not path.is_file():
+                raise RemoteError(Code.SIZE_MISMATCH, f"{path} is missing.")
+            for _ in read_chunks(path, entry):
+                pass
         except OSError as error:
             raise RemoteError(Code.HASH_MISMATCH, f"{path} cannot be read ({error.strerror}).") from error

@@ -18,11 +18,12 @@ from typing import BinaryIO
 
 import msgspec
 
-from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry, check_chunk
+from nous_node.protocol.checkpoints import CheckpointManifest, FileEntry
 from nous_node.protocol.errors import RemoteError
 from nous_node.protocol.layout import LENGTH_BYTES, Place, header_length, read_layout
 
 from .checkpoint_shelf import Shelf, Stored, is_base, signed
+from .chunk_files import stands
 from .journal_trim import KEPT_MANIFESTS
 from .wording import plural, printable
 
@@ -126,7 +127,7 @@ def check_file(folder: Path, entry: FileEntry, *, strict: bool) -> tuple[int, li
             for number, digest in enumerate(entry.hashes()):
                 if not strict and _is_hole(file, number * entry.chunk, entry.length(number)):
                     continue
-                if _is_right(file, entry, number, digest):
+                if stands(file, number * entry.chunk, entry.length(number), digest):
                     right += 1
                 elif strict:
                     wrong.append(number)
@@ -141,15 +142,6 @@ def check_file(folder: Path, entry: FileEntry, *, strict: bool) -> tuple[int, li
         named = ", ".join(str(number) for number in wrong[:NAMED]) + (", ..." if len(wrong) > NAMED else "")
         faults.append(f"{entry.path} is damaged in {plural(len(wrong), 'chunk')} ({named})")
     return right, faults
-
-
-def _is_right(file: FileIO, entry: FileEntry, number: int, digest: bytes) -> bool:
-    file.seek(number * entry.chunk)
-    try:
-        check_chunk(file.read(entry.length(number)), digest)
-    except RemoteError:
-        return False
-    return True
 
 
 def _is_hole(file: FileIO, offset: int, length: int) -> bool:

@@ -26,14 +26,14 @@ from nous_node.protocol.checkpoints import (
     SUFFIXES,
     CheckpointManifest,
     FileEntry,
-    check_chunk,
     weights_hash,
 )
-from nous_node.protocol.errors import Code, LocalError, RemoteError
+from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.trainer.model_folder import CONFIG_FILE, read_config
 
 from .checkpoint_check import check_tensors
 from .checkpoint_shelf import Shelf, Stored, is_base, signed
+from .chunk_files import read_chunks
 from .create import base_tensors, folder_entries
 from .home import DamagedError, DiskFullError, StorageError, disk_errors, write_atomic
 from .model_card import CARD_FILE, CardFacts, base_model, model_card
@@ -240,13 +240,7 @@ def _chunks(source: _Source, folder: Path, entry: FileEntry) -> Iterator[tuple[b
     be."""
     path = folder / entry.path
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != entry.size:
-                raise RemoteError(Code.SIZE_MISMATCH, f"It has not the {entry.size:,} bytes of the manifest.")
-            for number, digest in enumerate(entry.hashes()):
-                data = file.read(entry.length(number))
-                check_chunk(data, digest)
-                yield digest, data
+        yield from read_chunks(path, entry)
     except FileNotFoundError as error:
         raise LocalError(
             f"{path} went away while it was read, as a running node drops old versions. Run the command "

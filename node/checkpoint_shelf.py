@@ -25,7 +25,7 @@ from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import LocalError, NousError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
-from .home import DamagedError, disk_errors
+from .home import UNDER_WAY, DamagedError, disk_errors
 from .outbox import Outbox
 from .runfolder import RunFolder
 from .store import Journal, StoredCheckpoint
@@ -285,7 +285,7 @@ def _is_signed_in(envelope: bytes, content: bytes) -> bool:
 
 
 def _fetched(checkpoints: Path, name: str, head: bytes) -> Stored:
-    place, part = checkpoints / name, checkpoints / f"{name}.part"
+    place, part = checkpoints / name, checkpoints / f"{name}{UNDER_WAY}"
     deltas = checkpoints / f"{name}.deltas"
     stored = Stored(
         version=None,

@@ -27,7 +27,7 @@ from .events import Note, Report
 from .fetch_plan import Plan, Target, is_left_for, needed_manifests, plans
 from .following import Following, Head, ask_head
 from .held import Held
-from .home import StorageError, disk_errors, write_atomic
+from .home import UNDER_WAY, StorageError, disk_errors, write_atomic
 from .joined import JoinedFolder, TooLargeError, refuse_checkpoint
 from .keeping import FILES, Use, kept, total
 from .making import adopt, make_files, recipes
@@ -391,6 +391,6 @@ class Holdings:
 
 def _set_aside(folder: Path) -> None:
     """Makes a damaged checkpoint the beginning of its own download: what is whole in it stays."""
-    part = folder.with_name(folder.name + ".part")
+    part = folder.with_name(folder.name + UNDER_WAY)
     shutil.rmtree(part, ignore_errors=True)
     folder.rename(part)

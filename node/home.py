@@ -36,6 +36,9 @@ HOME_VARIABLE: Final = "NOUS_NODE_HOME"
 MAX_PEM: Final = 4_096
 """Bytes of an identity file; an Ed25519 key in PEM has 119."""
 
+UNDER_WAY: Final = ".part"
+"""How the name of a folder ends in which something is put together; renamed when it is complete."""
+
 _PRIVATE_FOLDER: Final = 0o700
 _PRIVATE_FILE: Final = 0o600
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

@@ -28,6 +28,7 @@ import trio
 from nous_node.protocol.errors import LocalError
 
 from .config import Settings
+from .home import UNDER_WAY
 from .http_asked import Asked
 from .http_wire import Body, Wire
 from .network import Network
@@ -57,9 +58,6 @@ LIMITED_PIECE = 65_536
 """The same where uploads are limited: a reader sees something every second."""
 MAX_VERIFIED = 65_536
 """Chunks known to stand on the disk as they should; 64 GB of them."""
-
-_UNDER_WAY = ".part"
-"""How folders end in which this process writes what it has verified."""
 
 
 class HttpPortError(ListenError):
@@ -281,7 +279,8 @@ def _client(stream: trio.SocketStream) -> str:
 
 
 def _under_way(path: Path) -> bool:
-    return any(folder.name.endswith(_UNDER_WAY) for folder in path.parents)
+    """Whether this process writes there, what it has verified."""
+    return any(folder.name.endswith(UNDER_WAY) for folder in path.parents)
 
 
 def _mark(path: Path, file: BinaryIO) -> tuple[Path, int, int]:

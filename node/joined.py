@@ -30,7 +30,7 @@ from nous_node.protocol.runs import Invite, RunManifest, open_manifest
 from .equivocation import refuse_halted
 from .events import Note, Report
 from .following import Following, ask_head
-from .home import Home, StorageError, disk_errors, write_atomic
+from .home import UNDER_WAY, Home, StorageError, disk_errors, write_atomic
 from .network import Network
 
 CONNECT_SECONDS = 30.0
@@ -89,7 +89,7 @@ class JoinedFolder:
         return self.checkpoints / digest.hex()[:16]
 
     def part(self, digest: bytes) -> Path:
-        return self.checkpoints / f"{digest.hex()[:16]}.part"
+        return self.checkpoints / f"{digest.hex()[:16]}{UNDER_WAY}"
 
     def deltas(self, digest: bytes) -> Path:
         return self.checkpoints / f"{digest.hex()[:16]}.deltas"

@@ -24,6 +24,7 @@ from nous_node.protocol.errors import Code, RemoteError
 from .blobs import verify_folder
 from .delta_files import apply_delta
 from .fetch_plan import Plan, Target
+from .home import UNDER_WAY
 from .joined import JoinedFolder
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -86,7 +87,7 @@ def adopt(folder: JoinedFolder, wanted: bytes, under_way: Collection[bytes]) -> 
     What is wrong in it is overwritten in place later, so files that a checkpoint shares leave it.
     """
     part, stay = folder.part(wanted), {folder.part(digest) for digest in under_way}
-    left = [place for place in folder.checkpoints.glob("*.part") if ".deltas" not in place.name]
+    left = [place for place in folder.checkpoints.glob(f"*{UNDER_WAY}") if ".deltas" not in place.name]
     left = [place for place in left if place not in stay]
     if part.exists() or not left:
         return None

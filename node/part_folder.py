@@ -16,10 +16,10 @@ from io import FileIO
 from pathlib import Path
 
 from nous_node.protocol.checkpoints import FileEntry, check_chunk
-from nous_node.protocol.errors import RemoteError
 
 from .blobs import BlobIndex, Place
-from .home import disk_errors
+from .chunk_files import stands
+from .home import UNDER_WAY, disk_errors
 
 
 class PartFolder:
@@ -27,7 +27,7 @@ class PartFolder:
 
     def __init__(self, folder: Path, entries: Sequence[FileEntry], index: BlobIndex) -> None:
         self.folder = folder
-        self.part = folder.with_name(folder.name + ".part")
+        self.part = folder.with_name(folder.name + UNDER_WAY)
         self._entries, self._index = entries, index
         self._places: dict[bytes, list[Place]] = {}
         """Where each chunk belongs: the same bytes may be wanted several times."""
@@ -110,8 +110,6 @@ def _next_data(file: FileIO, offset: int) -> int:
 def _stands(file: FileIO, place: Place, digest: bytes) -> bool:
     """Whether the chunk is there; one that cannot be read is written anew."""
     try:
-        file.seek(place[1])
-        check_chunk(file.read(place[2]), digest)
-    except (RemoteError, OSError):
+        return stands(file, place[1], place[2], digest)
+    except OSError:
         return False
-    return True

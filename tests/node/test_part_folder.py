@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nous_node.node import part_folder
+from nous_node.node import chunk_files
 from nous_node.node.blobs import BlobIndex, verify_folder
 from nous_node.node.part_folder import PartFolder
 from nous_node.protocol.checkpoints import check_chunk, file_entry
@@ -31,7 +31,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(data))
         check_chunk(data, digest)
 
-    monkeypatch.setattr(part_folder, "check_chunk", counted)
+    monkeypatch.setattr(chunk_files, "check_chunk", counted)
     return found
 
 
