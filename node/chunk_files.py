@@ -16,7 +16,7 @@ def read_chunks(path: Path, entry: FileEntry) -> Iterator[tuple[bytes, bytes]]:
     for the first that is not what it has to be, and OSError."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size != entry.size:
-            raise RemoteError(Code.SIZE_MISMATCH, f"A file has not the {entry.size:,} bytes of its manifest.")
+            raise RemoteError(Code.SIZE_MISMATCH, f"{path.name} has another size than its manifest says.")
         for number, digest in enumerate(entry.hashes()):
             data = file.read(entry.length(number))
             check_chunk(data, digest)
