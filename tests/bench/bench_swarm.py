@@ -1,17 +1,20 @@
 """How fast a checkpoint gets to those who take part, beside a bare stream, PyPI `shardcast` and plain HTTP.
 
-    python tests/bench/bench_swarm.py [--parts one,four,shaped] [--bytes 269000000] [--full] [--tries 1]
+    python tests/bench/bench_swarm.py [--parts one,four,shaped,memory] [--bytes 269000000] [--full] [--tries 1]
 
 Prints a JSON line for each measurement. All nodes are processes of their own; a random file of the size of
 SmolLM2 in bf16 goes from the one that has it to the others, from the word to start until the last has
 verified and renamed it. `cpu_sources` and `cpu_fetching` are CPU seconds of both sides: with as many
-processes as cores or more, they are what the time is made of.
+processes as cores or more, they are what the time is made of. `memory_sources` and `memory_fetching` are the
+MB by which the resident memory of one process of either side grew at most, looked at every 50 ms.
 
 - `one`: 1 -> 1 on loopback over libp2p alone; `of_stock` is the rate over that of one stream of py-libp2p
   as it is, which neither hashes nor writes; `of_shardcast` over that of shardcast.
 - `four`: 1 -> 4 on loopback, over libp2p alone and with HTTP. `last_over_single`: seconds over those of
   `one`; `last_over_bound`: over four times its CPU seconds, on all cores. `uploaded`: what the source sent,
   in copies of the file.
+- `memory`: 1 -> 1 on loopback, over libp2p alone and with HTTP, and nothing beside: for large files, as with
+  `--parts memory --bytes 5000000000`, which needs room for two copies.
 - `shaped`: one source with an uplink of 5 MB/s and six nodes with 20 MB/s each way, in network namespaces
   (needs root); 64 MB, or with `--full` the whole size. `over_uplink`: seconds over size / uplink.
   shardcast as a star and as a tree of two middle nodes with two clients each; the middle nodes count too. It
@@ -235,6 +238,12 @@ def one(ground: Ground) -> tuple[dict, dict]:
     return ours, by_http
 
 
+def memory(ground: Ground) -> None:
+    nodes: list[Node] = [(None, LOOPBACK)] * 2
+    for http in (False, True):
+        say("memory", http=http, megabytes=ground.size / 1e6, ours=swarm(ground, nodes, http))
+
+
 def four(ground: Ground, singles: tuple[dict, dict]) -> None:
     nodes: list[Node] = [(None, LOOPBACK)] * 5
     theirs = shardcast(ground, nodes)
@@ -293,6 +302,10 @@ def main() -> None:
                 singles = one(ground)
                 if "four" in parts:
                     four(ground, singles)
+                shutil.rmtree(ground.folder)
+            if "memory" in parts:
+                ground = Ground(Path(folder) / "large", arguments.bytes)
+                memory(ground)
                 shutil.rmtree(ground.folder)
             if "shaped" in parts:
                 size = arguments.bytes if arguments.full else min(arguments.bytes, SHAPED)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pathlib import Path
 import psutil
 
 HERE = Path(__file__).parent
+LOOK_SECONDS = 0.05
+"""Between looks at how much memory there is."""
 SHARDCAST = {
     "SHARDCAST_FAST_RETRY_INTERVAL": "1",
     "SHARDCAST_SLOW_RETRY_INTERVAL": "1",
@@ -61,6 +64,13 @@ class Child:
         times = self._watched.cpu_times()
         return times.user + times.system + times.children_user + times.children_system
 
+    def resident(self) -> int:
+        """Bytes of memory, without its children's; 0 where it has ended."""
+        try:
+            return self._watched.memory_info().rss
+        except psutil.NoSuchProcess:
+            return 0
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -84,19 +94,45 @@ def children() -> Iterator[list[Child]]:
             child.end()
 
 
+@contextmanager
+def watched(children: Sequence[Child]) -> Iterator[list[int]]:
+    """Bytes by which the memory of each has grown at most, when the block is left."""
+    begun = [child.resident() for child in children]
+    grown = [0] * len(children)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            for number, child in enumerate(children):
+                grown[number] = max(grown[number], child.resident() - begun[number])
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield grown
+    finally:
+        over.set()
+        thread.join()
+
+
 def race(sources: Sequence[Child], fetching: Sequence[Child]) -> dict:
-    """Says go to all that fetch; seconds until the last is done, and CPU seconds of both sides."""
-    before = [child.cpu() for child in (*sources, *fetching)]
-    started = time.monotonic()
-    for child in fetching:
-        child.say("go")
-    for child in fetching:
-        child.hear()
-    seconds = time.monotonic() - started
-    after = [child.cpu() for child in (*sources, *fetching)]
+    """Says go to all that fetch; seconds until the last is done, CPU seconds of both sides, and by how many
+    MB the memory of one process of either side has grown at most."""
+    everybody = [*sources, *fetching]
+    before = [child.cpu() for child in everybody]
+    with watched(everybody) as grown:
+        started = time.monotonic()
+        for child in fetching:
+            child.say("go")
+        for child in fetching:
+            child.hear()
+        seconds = time.monotonic() - started
+    after = [child.cpu() for child in everybody]
     spent = [late - early for late, early in zip(after, before, strict=True)]
     return {
         "seconds": round(seconds, 2),
         "cpu_sources": round(sum(spent[: len(sources)]), 2),
         "cpu_fetching": round(sum(spent[len(sources) :]), 2),
+        "memory_sources": round(max(grown[: len(sources)]) / 1e6, 1),
+        "memory_fetching": round(max(grown[len(sources) :]) / 1e6, 1),
     }
