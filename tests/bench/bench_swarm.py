@@ -1,6 +1,6 @@
 """How fast a checkpoint gets to those who take part, beside a bare stream, PyPI `shardcast` and plain HTTP.
 
-    python tests/bench/bench_swarm.py [--parts one,four,shaped,memory] [--bytes 269000000] [--full] [--tries 1]
+    python tests/bench/bench_swarm.py [--parts one,four,shaped,memory] [--bytes 269000000] [--full] [...]
 
 Prints a JSON line for each measurement. All nodes are processes of their own; a random file of the size of
 SmolLM2 in bf16 goes from the one that has it to the others, from the word to start until the last has
