@@ -193,7 +193,7 @@ class Picker:
         if not source.assumed:
             self.failed(name, chunk, now)
             return
-        source.doubtful = True
+        source.doubtful, source.record.proven = True, False
         self._disclaim(source, chunk)
 
     def failed(self, name: str, chunk: int, now: float) -> None:
@@ -295,15 +295,22 @@ class Picker:
         return chunks if soon or rate >= max(whole, default=0.0) else 0
 
     def _by_load(self, now: float) -> Iterator[tuple[str, PickerSource]]:
-        """Sources that may be asked for one more, those first that will have it soonest."""
+        """Sources that may be asked for one more, those first that will have it soonest; of those that say
+        nothing, who delivered when it was asked last: others may begin just now, too."""
         able = [
-            (source.wait(self._typical), self._entropy.random(), name, source)
+            (
+                source.assumed and not source.record.proven,
+                source.wait(self._typical),
+                self._entropy.random(),
+                name,
+                source,
+            )
             for name, source in self._sources.items()
             if source.claims
             and source.busy_until <= now
             and len(source.asked) - len(source.here) < source.window(self._typical)
         ]
-        for _, _, name, source in sorted(able, key=lambda one: one[:2]):
+        for *_, name, source in sorted(able, key=lambda one: one[:3]):
             yield name, source
 
     def _of_whole(self, source: PickerSource, chunks: int, now: float) -> int | None:

@@ -35,6 +35,8 @@ class Record:
     """One after the other."""
     until: float = 0.0
     """It is left alone until then where others can help."""
+    proven: bool = False
+    """Its last answer was a chunk."""
     _since: float = 0.0
     _bytes: int = 0
     _last: float = 0.0
@@ -45,7 +47,7 @@ class Record:
 
     def delivered(self, size: int, now: float, *, idle: bool) -> None:
         """A good chunk; with `idle` nothing is asked of it any more."""
-        self.failures, self.until, self._last = 0, 0.0, now
+        self.failures, self.until, self._last, self.proven = 0, 0.0, now, True
         self._bytes += size
         passed = now - self._since
         if passed < MEASURED_S and not (idle and not self.rate and passed > 0):
@@ -57,6 +59,7 @@ class Record:
     def failed(self, now: float) -> None:
         self.until = now + min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self.failures, 6))
         self.failures += 1
+        self.proven = False
 
     def fade(self, now: float) -> None:
         if now - self._last > STALE_S:

@@ -324,6 +324,10 @@ class Download:
 
     def _note_failure(self, ask: Ask, error: NousError) -> None:
         now = trio.current_time()
+        by_peer = isinstance(self._sources[ask.source], PeerSource)
+        if by_peer and all(peer.peer_id != ask.source for peer in self._network.peers()):
+            self._drop(ask.source)  # a connection that ends is no failure for each chunk that was asked
+            return
         match error:
             case RequestTimeoutError() | UnsupportedProtocolError():
                 self._picker.failed(ask.source, ask.chunk, now)

@@ -48,6 +48,8 @@ class Node:
     refused: list[str] = field(default_factory=list)
     haves: int = 0
     """Exchanges of bitmaps that it began."""
+    note: Callable[[str], None] = lambda peer: None
+    """Is told of each request for a chunk that it makes, and of whom."""
     answers: Callable[[], Awaitable[bytes]] | None = None
     """What it says instead of the truth when it is asked for a chunk."""
     _line: trio.Lock = field(default_factory=trio.Lock)
@@ -80,6 +82,7 @@ class Node:
             self.haves += 1
             return await other.swarm.answer(self.name, payload)
         assert protocol == BLOB_PROTOCOL
+        self.note(peer)
         if other.answers is not None:
             with trio.move_on_after(deadline):
                 return await other.answers()

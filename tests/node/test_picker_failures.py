@@ -104,3 +104,21 @@ def test_who_comes_back_is_known() -> None:
     one.offer("bad", bits(*range(9)), 99.0)
     assert one.given_up("bad")
     assert one.next(99.0) is None
+
+
+def test_of_those_who_say_nothing_the_one_that_delivered_last_time_is_asked_first() -> None:
+    memory = Records()
+    names = [f"peer {number}" for number in range(9)]
+    before = picker(1, memory)
+    before.offer("peer 4", 1, 0.0, assumed=True)
+    assert before.next(0.0) is not None
+    before.arrived("peer 4", 0, 0.5)
+    for seed in range(9):
+        one = picker(2, memory, seed=seed)
+        for name in names:
+            one.offer(name, 3, 1.0, assumed=True)
+        ask = one.next(1.0)
+        assert ask is not None
+        assert ask.source == "peer 4"
+    one.lacks("peer 4", ask.chunk, 1.0)
+    assert not memory.of("peer 4", 1.0).proven

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from nous_node.node.blobs import FetchError
+from nous_node.node.records import Records
 from nous_node.node.swarm_download import STARVED_S
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.streams import HaveReply, blob_reply, busy_reply
@@ -102,6 +103,42 @@ async def test_what_falls_to_a_peer_that_is_gone_is_fetched_by_the_others(
         nursery.start_soon(go)
         seconds = await net.fetch_all(volunteers)
     assert max(seconds) <= 1.6 * net.size / (5 * MB) + 2
+
+
+async def test_a_connection_that_ends_and_comes_back_costs_its_peer_nothing(
+    fabric: Make, autojump_clock: MockClock
+) -> None:
+    net = fabric(24, 5 * MB)
+    volunteers = [net.add(f"volunteer {number}", 20 * MB) for number in range(2)]
+
+    async def flap() -> None:
+        await trio.sleep(2)
+        net.trainer.gone = True
+        await trio.sleep(1)
+        net.trainer.gone = False
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flap)
+        seconds = await net.fetch_all(volunteers)
+    assert max(seconds) <= 1.6 * net.size / (5 * MB) + 3
+
+
+async def test_small_versions_are_asked_of_those_who_had_the_one_before(
+    fabric: Make, autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    asked: list[list[str]] = []
+    records: dict[str, Records] = {}
+    for version in range(2):
+        (tmp_path / str(version)).mkdir()
+        net = Fabric(tmp_path / str(version), 1, 5 * MB)
+        volunteers = [net.add(f"volunteer {number}", 5 * MB) for number in range(8)]
+        requests: list[str] = []
+        for node in volunteers:
+            node.swarm._records = records.setdefault(node.name, node.swarm._records)
+            node.note = requests.append
+        await net.fetch_all(volunteers)
+        asked.append(requests)
+    assert len(asked[1]) <= 2 * len(volunteers) < len(asked[0])
 
 
 # --- peers that do not behave --------------------------------------------------------------------
