@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nous_node.node.home import DamagedError, StorageError
+from nous_node.node.home import StorageError
 from nous_node.node.outbox import Outbox, Word
 from nous_node.node.outbox_tables import KEPT_GROUPS, KEPT_OPEN, TRIES
 from nous_node.protocol.envelope import Kind, seal, unseal
@@ -378,33 +378,3 @@ def test_another_process_can_look_at_it_while_it_is_in_use(outbox: Outbox, path:
         assert other.totals().waiting == 1
         with pytest.raises(StorageError):
             put(other, 1)
-
-
-@pytest.mark.parametrize("content", [b"not a database" * 100, bytes(range(256)) * 32])
-def test_a_damaged_file_is_told_and_left_alone(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(DamagedError, match=r"outbox .* is damaged .* move it"):
-        Outbox.open(path)
-    assert path.read_bytes() == content
-
-
-def test_another_programs_database_is_told(path: Path) -> None:
-    with sqlite3.connect(path) as raw:
-        raw.execute("CREATE TABLE things(a)")
-    raw.close()
-    with pytest.raises(DamagedError, match="another program"):
-        Outbox.open(path)
-
-
-def test_a_file_of_another_format_is_told(path: Path) -> None:
-    Outbox.open(path).__exit__()
-    with sqlite3.connect(path) as raw:
-        raw.execute("PRAGMA user_version = 9")
-    raw.close()
-    with pytest.raises(StorageError, match="format 9"):
-        Outbox.open(path)
-
-
-def test_a_folder_that_does_not_exist_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="outbox"):
-        Outbox.open(tmp_path / "nowhere" / "outbox.sqlite")
