@@ -61,7 +61,7 @@ class Node:
     def serve(self, *, streams: bool) -> None:
         """Without `streams` the libp2p protocol of chunks is refused."""
 
-        async def blobs(peer: str, request: bytes) -> bytes:
+        async def blobs(peer: str, request: bytes) -> tuple[bytes, ...]:
             self.streams += 1
             assert streams
             return await self.index.answer(peer, request)

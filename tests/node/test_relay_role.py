@@ -84,7 +84,7 @@ class Net:
         self, peer: str, protocol: str, payload: bytes, *, max_response: int, deadline: float
     ) -> bytes:
         assert protocol == BLOB_PROTOCOL
-        return await self.trainer.answer("relay", payload)
+        return b"".join(await self.trainer.answer("relay", payload))
 
     async def refuse(self, peer: str, fault: str) -> None:
         raise AssertionError("the trainer is honest")
@@ -132,7 +132,8 @@ class Bench:
             async with turns.turn("peer", data) as turn:
                 if turn.answer is not None:
                     return turn.answer
-        return await self.net.handlers[protocol]("peer", data)
+        answer = await self.net.handlers[protocol]("peer", data)
+        return answer if isinstance(answer, bytes) else b"".join(answer)
 
 
 @pytest.fixture
