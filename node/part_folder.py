@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from io import FileIO
 from pathlib import Path
 
@@ -31,6 +31,11 @@ class PartFolder:
         self._entries, self._index = entries, index
         self._places: dict[bytes, list[Place]] = {}
         """Where each chunk belongs: the same bytes may be wanted several times."""
+
+    @property
+    def wanted(self) -> Set[bytes]:
+        """Hashes of all chunks of the folder, once it is prepared."""
+        return self._places.keys()
 
     def prepare(self) -> Mapping[bytes, int]:
         """Lays out the files; hashes and lengths of the chunks that are missing, once each. What is held

@@ -128,6 +128,8 @@ class Download:
     async def run(self) -> int:
         """Bytes fetched. Raises FetchError, or StorageError."""
         missing = await trio.to_thread.run_sync(self._part.prepare)
+        for digest in self._part.wanted - missing.keys():
+            self._share.add(digest)
         self._sizes = {self._share.positions[digest]: size for digest, size in missing.items()}
         if self._sizes:
             await self._fetch()

@@ -158,6 +158,29 @@ async def test_a_download_that_was_killed_asks_only_for_what_is_missing(
         verify_folder(node.folder, FILES)
 
 
+async def test_what_was_there_already_is_announced_before_anything_comes(
+    nodes: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with nodes(3, uplink=1_000) as (_, node, other), trio.open_nursery() as nursery:
+        part = tmp_path / "node-1.part"
+        part.mkdir()
+        (part / "model.safetensors").write_bytes(DATA[: 7 * CHUNK])
+        nursery.start_soon(node.fetch)
+        have = None
+        with trio.fail_after(20):
+            while have is None:
+                frame = await other.network.request(
+                    node.network.peer_id,
+                    HAVE_PROTOCOL,
+                    encode(HaveRequest(RUN, CHECKPOINT)),
+                    max_response=MAX_HAVE_REPLY,
+                )
+                have = read(frame, HaveReply, MAX_HAVE_REPLY).have
+                await trio.sleep(0.3)  # four a second are taken
+        assert have == b"\x7f\x00\x00"
+        nursery.cancel_scope.cancel()
+
+
 async def test_chunks_are_served_without_a_gap_while_the_folder_gets_its_name(
     nodes: Callable[..., Any],
 ) -> None:
