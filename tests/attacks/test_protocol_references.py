@@ -127,7 +127,7 @@ def test_group_by_reference_is_verified_and_credited_as_any_other(arena: Arena, 
 
 @pytest.mark.attack("content by reference withheld", "unavailable")
 @pytest.mark.attack("content by reference that stalls", "unavailable")
-@pytest.mark.parametrize("answer", [nothing, stall])
+@pytest.mark.parametrize("answer", [nothing, pytest.param(stall, marks=pytest.mark.slow)])
 def test_content_that_never_arrives_is_refused_and_costs_no_standing(
     arena: Arena, honest: Forger, liar: Forger, answer: Answer
 ) -> None:

@@ -6,10 +6,13 @@ import shutil
 import socket
 from contextlib import closing
 
+import pytest
+
 from nous_node.node.cli_exit import Exit
 from nous_node.node.publishing import LEAP
 
 
+@pytest.mark.slow
 def test_an_older_copy_stops_before_it_signs_anew_and_rolls_back_when_told_to(
     village, make_run, journal
 ) -> None:
