@@ -185,7 +185,7 @@ async def test_peer_that_serves_another_chunk_is_cut_off(stage: Any, tmp_path: P
     index.add(stage.folder.checkpoint(0), head.manifest.files)
 
     async def lie(peer: str, request: bytes) -> bytes:
-        reply = await index.answer(peer, request)
+        reply = b"".join(await index.answer(peer, request))
         return reply[:-1] + bytes([reply[-1] ^ 1])
 
     serving = {"max_request": MAX_REQUEST, "max_response": MAX_BLOB_REPLY}
