@@ -84,13 +84,16 @@ class OwnHeads:
         overtake: Callable[[Head], Head] | None,
         report: Report,
         entropy: random.Random | None = None,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         """`name`: of the run's folder, for people. `overtake`: publishes far above a head, where a person
-        said that the run is to be rolled back to this folder."""
+        said that the run is to be rolled back to this folder. `grace`: seconds in which an answer is waited
+        for."""
         self.settled = trio.Event()
         self._network, self._following, self._key, self._name = network, following, key, name
         self._overtake, self._report = overtake, report
         self._entropy = entropy or random.Random()
+        self._grace = grace
         self._answered = trio.Event()
         self._told = trio.Event()
         """Set by an answer of somebody who knows our newest version or a newer one of this key: whoever has
@@ -167,7 +170,7 @@ class OwnHeads:
 
     async def _settle(self) -> None:
         if self._overtake is None:
-            with trio.move_on_after(GRACE_SECONDS):
+            with trio.move_on_after(self._grace):
                 await self._told.wait()
         else:
             await self._answered.wait()

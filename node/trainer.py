@@ -43,7 +43,7 @@ from .losses import Losses
 from .neighbours import Neighbours
 from .network import Network, NetworkConfig, open_network
 from .network_errors import NoSubscribersError
-from .own_heads import OwnHeads
+from .own_heads import GRACE_SECONDS, OwnHeads
 from .publishing import Publisher, damage
 from .releases import Releases
 from .renewals import Renewals
@@ -81,9 +81,11 @@ async def trainer(
     entropy: Callable[[int], bytes],
     renewals: Renewals | None = None,
     rollback: bool = False,
+    grace: float = GRACE_SECONDS,
 ) -> Summary:
     """Trains the run in `folder` until `stop`. `entropy(32)` draws beacons, `renewals` says when. `rollback`:
-    whether the folder's newest version takes the place of those that only peers know.
+    whether the folder's newest version takes the place of those that only peers know. `grace`: seconds in
+    which peers may say what they know before anything is published.
 
     Raises NousError where it cannot begin or go on; the sentence says what to do.
     """
@@ -114,7 +116,7 @@ async def trainer(
             report(Note(problem, "warning"))
         async with open_network(identity.seed, config, journal.offenders()) as network:
             overtake = publisher.overtake if rollback else None
-            own = OwnHeads(network, following, identity.key, folder.path.name, overtake, report)
+            own = OwnHeads(network, following, identity.key, folder.path.name, overtake, report, grace=grace)
             node = _Trainer(
                 settings,
                 folder,

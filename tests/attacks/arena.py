@@ -264,6 +264,7 @@ class Arena:
                     self._stop,
                     entropy=self._entropy,
                     renewals=Renewals(self._pause, self._pause, LOOK_SECONDS),
+                    grace=0.0,  # nobody here knows more than the folder does
                 )
             finally:
                 nursery.cancel_scope.cancel()
