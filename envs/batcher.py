@@ -141,6 +141,7 @@ class _BatchPolicy:
 
     def __init__(self, settings: PolicySettings, round_: _Round, assignment: Assignment, index: int) -> None:
         self.tokenizer = settings.tokenizer
+        self.chat = settings.chat
         self.group = settings.group
         self.max_tokens = settings.max_tokens
         self.context = settings.context

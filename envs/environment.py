@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checka
 
 import msgspec
 
-from nous_node.protocol.rollouts import Trajectory
+from nous_node.protocol.rollouts import Role, Trajectory
 from nous_node.protocol.runs import RunManifest, Setting
 
 Finish = Literal["stop", "length"]
@@ -40,11 +40,17 @@ class EnvironmentInfo(msgspec.Struct, frozen=True):
     """Most generations of one trajectory."""
     agents: int
     """Trajectories of one sample: 1, or the number of players."""
+    distributions: tuple[str, ...] = ()
+    """Installed distributions whose releases decide its tasks, texts or rewards: part of the version that a
+    run names (`registry.version`)."""
+    description: str = ""
+    """One sentence for people."""
 
     @property
     def verifiable(self) -> bool:
-        """Whether a trainer can compute its prompts and rewards again."""
-        return self.reproducible == "exact" and self.scorer != "judge"
+        """Whether a trainer can compute its prompts and rewards again: those of a `seeded` one with the
+        releases that the version stands for."""
+        return self.reproducible != "none" and self.scorer != "judge"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,67 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: Sequence[int], /) -> str:
         """Text of `ids`, control tokens spelled out."""
+        ...
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that an assistant's turn asks for."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text, as the model wrote it."""
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message of a conversation, as templates know them."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = ""
+    reasoning: str = ""
+    """What stood in the turn's thinking block."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """Of a tool's answer: the call that it answers."""
+    name: str = ""
+    """Of a tool's answer: the tool."""
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A tool that the policy may call."""
+
+    name: str
+    description: str
+    parameters: str
+    """JSON schema, as text."""
+
+
+class Piece(NamedTuple):
+    """Tokens that the environment adds: one untrained segment."""
+
+    role: Role
+    tokens: list[int]
+
+
+class Chat(Protocol):
+    """The conversation format of a run's model, in tokens. What was sampled is never tokenised again: a turn
+    is closed and new messages are put behind it. [CHT-1]"""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = (), /) -> list[Piece]:
+        """A conversation up to where the policy's answer begins. Raises EnvironmentFailed where the format
+        does not know such messages."""
+        ...
+
+    def extend(
+        self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] = (), /
+    ) -> list[Piece]:
+        """What comes behind `tokens`, the last of which the policy sampled: the close of its turn where that
+        is missing (a piece of role ASSISTANT), then the messages up to where the next answer begins."""
+        ...
+
+    def parse(self, tokens: Sequence[int], /) -> Message:
+        """The assistant's message in one sampled turn, its stop token included or not: content, thinking and
+        tool calls apart. Text that fits no format is all content."""
         ...
 
 
@@ -103,6 +170,11 @@ class Policy(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def chat(self) -> Chat | None:
+        """The conversation format of the run's model; None for base models and refused templates."""
+        ...
 
     @property
     def group(self) -> int:
@@ -138,9 +210,10 @@ class PolicySettings:
     stop: frozenset[int]
     """Token ids that end a completion."""
     logprob_format: LogprobFormat = "f32"
+    chat: Chat | None = None
 
     @classmethod
-    def of(cls, manifest: RunManifest, tokenizer: Tokenizer) -> Self:
+    def of(cls, manifest: RunManifest, tokenizer: Tokenizer, chat: Chat | None = None) -> Self:
         rules = manifest.sampling
         return cls(
             tokenizer,
@@ -149,6 +222,7 @@ class PolicySettings:
             manifest.model.context,
             frozenset(rules.stop),
             rules.logprobs,
+            chat,
         )
 
 
@@ -206,3 +280,32 @@ class EnvironmentClass(Protocol):
     def __call__(self, config: Mapping[str, Setting], /) -> Environment:
         """Raises BadConfig."""
         ...
+
+
+class Family(Protocol):
+    """Many environments behind one entry point: their ids are `NAME/MEMBER`. A class with these methods; its
+    module imports quickly, what is heavy waits for `make`."""
+
+    recipe: ClassVar[str]
+    """Which recipe of `recipes.py` its members need."""
+
+    @classmethod
+    def members(cls) -> Sequence[str]:
+        """Known members, sorted; empty where any name may be one."""
+        ...
+
+    @classmethod
+    def facts(cls, member: str, /) -> EnvironmentInfo:
+        """Without importing what the member needs. Raises UnknownEnvironment, with the reason where it is
+        known and refused."""
+        ...
+
+    @classmethod
+    def make(cls, member: str, config: Mapping[str, Setting], /) -> Environment:
+        """Runs in the environment's own process. Raises BadConfig."""
+        ...
+
+
+def small_seed(seed: bytes) -> int:
+    """31 bits of a task seed, for libraries that take an int: `u32le(seed[0:4]) >> 1`. [EVM-4]"""
+    return int.from_bytes(seed[:4], "little") >> 1

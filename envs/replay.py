@@ -55,6 +55,7 @@ class ReplayPolicy:
 
     def __init__(self, settings: PolicySettings, trajectories: Sequence[Trajectory]) -> None:
         self.tokenizer = settings.tokenizer
+        self.chat = settings.chat
         self.group = settings.group
         self.max_tokens = settings.max_tokens
         self.context = settings.context

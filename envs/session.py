@@ -17,7 +17,7 @@ from nous_node.protocol.errors import LocalError
 from nous_node.protocol.rollouts import Role, Segment, Trajectory, pack_floats, pack_tokens
 from nous_node.protocol.structure import MAX_REWARD
 
-from .environment import Completion, Finish, GenerateRequest, Policy
+from .environment import Completion, Finish, GenerateRequest, Message, Policy, Tool
 from .errors import EnvironmentFailed
 
 
@@ -77,6 +77,19 @@ class Session:
         if fitting:
             self._tokens.extend(fitting)
             self._segments.append(Segment(len(fitting), role, False))
+
+    def converse(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Adds messages in the model's own conversation format, up to where the policy answers: the whole
+        conversation at first, what is new later. Raises EnvironmentFailed where the run's model has none."""
+        chat = self._policy.chat
+        if chat is None:
+            raise EnvironmentFailed(
+                "The run's model has no conversation format that can be extended token by token: give the "
+                "environment a plain prompt, or take a chat model."
+            )
+        pieces = chat.extend(self._tokens, messages, tools) if self._tokens else chat.prompt(messages, tools)
+        for role, tokens in pieces:
+            self.append(tokens, role)
 
     def request(self, max_tokens: int | None = None) -> GenerateRequest:
         """Asks for the next turn: at most `max_tokens` tokens, and never more than there is room for.

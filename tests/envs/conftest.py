@@ -68,6 +68,7 @@ class DreamPolicy:
 
     def __init__(self, settings: PolicySettings) -> None:
         self.tokenizer = settings.tokenizer
+        self.chat = settings.chat
         self.group = settings.group
         self.max_tokens = settings.max_tokens
         self.context = settings.context

@@ -1,0 +1,63 @@
+"""Libraries that draw from process-wide random state, made functions of a seed. Spec: [EVM-5].
+
+with seeded(seed):          `random` and `numpy.random` begin at the seed; afterwards all is as before
+    item = dataset[0]
+
+rng = Rng(seed)             one stream an episode, whatever others draw in between
+with rng:
+    game.step(action)
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final
+
+NUMPY_SEEDS: Final = 1 << 32
+"""numpy's global generator takes 32 bits."""
+
+
+class Rng:
+    """A state of `random` and, where it is imported, of `numpy.random`, that is in force inside `with`."""
+
+    def __init__(self, seed: int) -> None:
+        outside = _state()
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % NUMPY_SEEDS)
+        self._inside = _state()
+        self._outside = outside
+        _restore(outside)
+
+    def __enter__(self) -> None:
+        self._outside = _state()
+        _restore(self._inside)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = _state()
+        _restore(self._outside)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The block draws what `seed` gives, and nobody after it notices. Import numpy before it where the block
+    may use it."""
+    with Rng(seed):
+        yield
+
+
+def _state() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _restore(state: tuple[Any, Any]) -> None:
+    random.setstate(state[0])
+    if state[1] is not None:
+        sys.modules["numpy"].random.set_state(state[1])
