@@ -1,4 +1,4 @@
-"""Prints what pyproject.toml asks for: dependencies and the dev extra, one a line.
+"""Prints what pyproject.toml asks for: dependencies and the dev and envs extras, one a line.
 
 The Makefile installs these before the package is built, so that a change of our code
 never re-resolves torch.
@@ -8,4 +8,5 @@ import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-print("\n".join(project["dependencies"] + project["optional-dependencies"]["dev"]))
+extras = project["optional-dependencies"]
+print("\n".join(project["dependencies"] + extras["dev"] + extras["envs"]))
