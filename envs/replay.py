@@ -232,12 +232,12 @@ def _compare_numbers(index: int, ours: Trajectory, theirs: Trajectory, threshold
             measured=difference,
             threshold=threshold,
         )
-    if ours.advantages == theirs.advantages:
-        return
-    if ours.advantages is None or theirs.advantages is None:
+    kind, our_values = _advantages(ours)
+    other, their_values = _advantages(theirs)
+    if kind != other:
         raise RemoteError(Code.ADVANTAGES, f"Trajectory {index} and its environment differ about advantages.")
-    pairs = zip(unpack_floats(ours.advantages), unpack_floats(theirs.advantages), strict=True)
-    difference = max(abs(our - their) for our, their in pairs)
+    pairs = zip(our_values, their_values, strict=True)
+    difference = max((abs(our - their) for our, their in pairs), default=0.0)
     if not difference <= threshold:
         raise RemoteError(
             Code.ADVANTAGES,
@@ -245,3 +245,11 @@ def _compare_numbers(index: int, ours: Trajectory, theirs: Trajectory, threshold
             measured=difference,
             threshold=threshold,
         )
+
+
+def _advantages(trajectory: Trajectory) -> tuple[str, list[float]]:
+    """What a trajectory says instead of its group's advantage: nothing, one number for all of its trained
+    tokens, or one for each."""
+    if trajectory.advantages is not None:
+        return "each", unpack_floats(trajectory.advantages)
+    return ("none", []) if trajectory.advantage is None else ("all", [trajectory.advantage])

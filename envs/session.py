@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nous_node.protocol.errors import LocalError
-from nous_node.protocol.rollouts import Role, Segment, Trajectory, pack_floats, pack_tokens
+from nous_node.protocol.rollouts import Ending, Role, Segment, Trajectory, pack_floats, pack_tokens
 from nous_node.protocol.structure import MAX_REWARD
 
 from .environment import Completion, Finish, GenerateRequest, Message, Policy, Tool
@@ -133,14 +133,17 @@ class Session:
         reward: float,
         components: Mapping[str, float] | None = None,
         advantages: Sequence[float] | None = None,
+        advantage: float | None = None,
     ) -> Trajectory:
         """The trajectory, as it goes into the rollout group.
 
-        `advantages` has one number a sampled token. Raises EnvironmentFailed where the trajectory could not
-        be sent: a reward out of range, or an end that is neither a sampled stop token nor a limit.
+        `advantages` has one number a sampled token, `advantage` is one for all of them; at most one of both
+        is given, and only where the run allows it. Raises EnvironmentFailed where the trajectory could not
+        be sent: a number out of range, or nothing that the policy sampled.
         """
         self._check_idle()
-        _check_numbers(self.trajectory, reward, advantages, len(self._logprobs))
+        _check_reward(self.trajectory, reward)
+        _check_advantages(self.trajectory, advantages, advantage, len(self._logprobs))
         return Trajectory(
             tokens=pack_tokens(self._tokens),
             segments=self._segments.copy(),
@@ -150,19 +153,23 @@ class Session:
             components=dict(components) if components else {},
             agent=self.agent,
             advantages=None if advantages is None else pack_floats(advantages),
+            advantage=None if advantage is None else float(advantage),
         )
 
-    def _ending(self) -> Finish:
+    def _ending(self) -> Ending:
+        """[ROL-8]"""
         if not self._segments:
             raise EnvironmentFailed(f"Trajectory {self.trajectory} has no tokens; mend the environment.")
         if self._segments[-1].trained and self._finish == "stop":
             return "stop"
         if self.room == 0:
             return "length"
-        raise EnvironmentFailed(
-            f"Trajectory {self.trajectory} ends neither with a sampled stop token nor at a limit: a turn "
-            "that was cut short, or an answer to it, needs another turn. Mend the environment."
-        )
+        if not self._logprobs:
+            raise EnvironmentFailed(
+                f"Trajectory {self.trajectory} has no sampled token: ask the policy for one before the end, "
+                "or leave the trajectory out. Mend the environment."
+            )
+        return "cut"
 
     def _check_idle(self) -> None:
         if self._asked:
@@ -185,9 +192,21 @@ async def sample_all(
     return completions
 
 
-def _check_numbers(trajectory: int, reward: float, advantages: Sequence[float] | None, count: int) -> None:
+def _check_reward(trajectory: int, reward: float) -> None:
     if not abs(reward) <= MAX_REWARD:  # also NaN
         raise EnvironmentFailed(f"The reward {reward} of trajectory {trajectory} is out of range.")
+
+
+def _check_advantages(
+    trajectory: int, advantages: Sequence[float] | None, advantage: float | None, count: int
+) -> None:
+    if advantages is not None and advantage is not None:
+        raise EnvironmentFailed(
+            f"Trajectory {trajectory} has one advantage and one a token; mend the environment, which gives "
+            "both."
+        )
+    if advantage is not None and not abs(advantage) <= MAX_REWARD:
+        raise EnvironmentFailed(f"The advantage {advantage} of trajectory {trajectory} is out of range.")
     if advantages is None:
         return
     if len(advantages) != count or not all(abs(value) <= MAX_REWARD for value in advantages):

@@ -350,7 +350,10 @@ def _resumed(optimizer: Optimizer, state: Path) -> str:
 
 def _group(group: CheckedGroup) -> Group:
     return Group(
-        [Trajectory(one.tokens, one.trained, one.logprobs, one.advantages) for one in group.trajectories],
+        [
+            Trajectory(one.tokens, one.trained, one.logprobs, one.advantages, one.advantage, one.agent)
+            for one in group.trajectories
+        ],
         group.rewards,
         group.candidate.version,
     )

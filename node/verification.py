@@ -26,7 +26,7 @@ from nous_node.envs.environment import Environment, PolicySettings, Task
 from nous_node.envs.replay import replay
 from nous_node.protocol.constants import MAX_REFERENCED
 from nous_node.protocol.errors import Code, RemoteError
-from nous_node.protocol.rollouts import RolloutGroup, unpack_floats, unpack_tokens
+from nous_node.protocol.rollouts import RolloutGroup, Trajectory, unpack_floats, unpack_tokens
 from nous_node.protocol.runs import RunManifest, Thresholds
 from nous_node.protocol.structure import check_structure
 from nous_node.protocol.tasks import Assignment, assign, task_seed
@@ -60,6 +60,9 @@ class CheckedTrajectory:
     """[N] reported by the volunteer, one a trained token."""
     advantages: NDArray[np.float32] | None
     """[N] from the environment, where the run allows it."""
+    advantage: float | None
+    """The environment's for all trained tokens, likewise."""
+    agent: str
     key: bytes
     """Sampler key."""
 
@@ -123,8 +126,8 @@ class Verifier:
             task = _task(environment, assignment.task_seed, level)
             made = replay(environment, task, group, settings, self.manifest.thresholds.reward)  # [VER-3]
         trajectories = [
-            _arrays(group, number, assignment, self.manifest.sampling.logprobs)
-            for number in range(len(group.trajectories))
+            _arrays(recorded, own, assignment.sampler_key(number), self.manifest.sampling.logprobs)
+            for number, (recorded, own) in enumerate(zip(group.trajectories, made, strict=True))
         ]
         rewards = [one.reward for one in made]
         correct = [one.components.get("correct", one.reward) for one in made]
@@ -209,17 +212,19 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _arrays(group: RolloutGroup, number: int, assignment: Assignment, form: str) -> CheckedTrajectory:
-    trajectory = group.trajectories[number]
-    lengths = [segment.length for segment in trajectory.segments]
-    flags = [segment.trained for segment in trajectory.segments]
-    advantages = trajectory.advantages
+def _arrays(recorded: Trajectory, made: Trajectory, key: bytes, form: str) -> CheckedTrajectory:
+    """What was sampled is as `recorded`; what the environment says of it as it was `made` again."""
+    lengths = [segment.length for segment in recorded.segments]
+    flags = [segment.trained for segment in recorded.segments]
+    advantages = made.advantages
     return CheckedTrajectory(
-        tokens=np.array(unpack_tokens(trajectory.tokens), np.int64),
+        tokens=np.array(unpack_tokens(recorded.tokens), np.int64),
         trained=np.repeat(np.array(flags, np.bool_), lengths),
-        logprobs=np.array(unpack_floats(trajectory.logprobs, form), np.float32),
+        logprobs=np.array(unpack_floats(recorded.logprobs, form), np.float32),
         advantages=None if advantages is None else np.array(unpack_floats(advantages), np.float32),
-        key=assignment.sampler_key(number),
+        advantage=made.advantage,
+        agent=made.agent,
+        key=key,
     )
 
 

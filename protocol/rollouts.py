@@ -31,6 +31,9 @@ from .errors import Code, RemoteError
 
 Name = Annotated[str, Meta(max_length=256)]
 
+Ending = Literal["stop", "length", "cut"]
+"""How a trajectory ends. [ROL-8]"""
+
 
 class Role(IntEnum):
     """Who wrote a segment."""
@@ -62,14 +65,18 @@ class Trajectory(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: bytes
     """f32 or f16 planes, one a trained token: the behaviour policy's at the run's temperature."""
     reward: float
-    finish: Literal["stop", "length"]
-    """`stop`: the last token is a sampled end-of-sequence; `length`: the token limit was reached."""
+    finish: Ending
+    """`stop`: the last token is a sampled end-of-sequence; `length`: the token limit was reached; `cut`: the
+    environment ended it where neither did, which only a replay can tell."""
     components: Annotated[dict[str, float], Meta(max_length=64)] = {}
     """Named parts of the reward, for people; never used for training."""
     agent: Name = ""
     """Which player, where an environment has several."""
     advantages: bytes | None = None
     """f32 planes, one a trained token: replaces the group advantage where the run allows it."""
+    advantage: float | None = None
+    """Replaces the group advantage for all trained tokens, where the run allows it; never together with
+    `advantages`. 0: the trajectory is not trained on, and its reward counts in the group's baseline."""
     parents: list[int] | None = None
     """Attention: for each segment the index of its parent segment, -1 for a root. A token attends to
     its own segment causally and to all ancestors. Absent: plain causal."""

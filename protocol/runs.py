@@ -148,7 +148,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Largest envelope on the rollout topics."""
 
 
-class RunManifest(msgspec.Struct, frozen=True):
+class RunManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of a `run` envelope. Unknown keys are ignored, and are part of the hash."""
 
     name: Name
@@ -172,6 +172,8 @@ class RunManifest(msgspec.Struct, frozen=True):
     """Rollout topics."""
     thresholds: Thresholds
     limits: Limits
+    chat: Annotated[str, Meta(max_length=256)] = ""
+    """Conversation format of the model, by which environments turn messages into tokens; empty: none."""
 
     @property
     def weights(self) -> list[int]:

@@ -98,14 +98,12 @@ def _check_logprobs(trajectory: Trajectory, form: str) -> None:
 
 
 def _check_advantages(trajectory: Trajectory, allowed: bool) -> None:
-    if trajectory.advantages is None:
+    if trajectory.advantages is None and trajectory.advantage is None:
         return
     if not allowed:  # [ROL-7]
         raise RemoteError(Code.ADVANTAGES, "This run does not take advantages from this environment.")
-    if len(trajectory.advantages) != 4 * trained_tokens(trajectory):
-        raise RemoteError(Code.ADVANTAGES, "There is one f32 advantage for each trained token.")
     largest = 0.0
-    for value in unpack_floats(trajectory.advantages):
+    for value in _claimed_advantages(trajectory):
         if not math.isfinite(value):
             raise RemoteError(Code.NOT_FINITE, "An advantage is NaN or infinite.")
         largest = max(largest, abs(value))
@@ -115,9 +113,19 @@ def _check_advantages(trajectory: Trajectory, allowed: bool) -> None:
         )
 
 
+def _claimed_advantages(trajectory: Trajectory) -> list[float]:
+    if trajectory.advantages is None:
+        return [] if trajectory.advantage is None else [trajectory.advantage]
+    if trajectory.advantage is not None:
+        raise RemoteError(Code.ADVANTAGES, "A trajectory has one advantage, or one a token, never both.")
+    if len(trajectory.advantages) != 4 * trained_tokens(trajectory):
+        raise RemoteError(Code.ADVANTAGES, "There is one f32 advantage for each trained token.")
+    return unpack_floats(trajectory.advantages)
+
+
 def _check_finish(tokens: list[int], trajectory: Trajectory, manifest: RunManifest) -> None:
-    """`stop` ends in a sampled stop token, `length` in exactly the limit, and no stop token stands within a
-    sampled segment that goes on. [ROL-8]"""
+    """`stop` ends in a sampled stop token, `length` in exactly the limit, `cut` in neither and with a sampled
+    token, and no stop token stands within a sampled segment that goes on. [ROL-8]"""
     stops, limit = set(manifest.sampling.stop), manifest.sampling.max_tokens
     trained, position = trained_tokens(trajectory), 0
     if trained > limit:
@@ -134,7 +142,8 @@ def _check_finish(tokens: list[int], trajectory: Trajectory, manifest: RunManife
         position = end
     ended = trajectory.segments[-1].trained and tokens[-1] in stops
     full = trained == limit or len(tokens) == manifest.model.context
-    if not (ended if trajectory.finish == "stop" else full and not ended):
+    fits = {"stop": ended, "length": full and not ended, "cut": trained > 0 and not full and not ended}
+    if not fits[trajectory.finish]:
         raise RemoteError(
             Code.FINISH,
             f"The finish {trajectory.finish!r} does not fit: {trained} of {limit} tokens were sampled"

@@ -68,6 +68,14 @@ def groups() -> list[dict[str, Any]]:
         parents=[-1, 0, 1, 1],
     )
     own = trajectory(advantages=pack_floats([0.5, -0.5, 1.0]))
+    one, none = trajectory(advantage=-0.5, reward=-1.0), trajectory(advantage=0.0)
+    short = trajectory(tokens=pack_tokens([53, 50, 61, 50, 53, 54]), finish="cut")
+    told = trajectory(
+        tokens=pack_tokens([7, 1, STOP, 2]),
+        segments=[Segment(1, Role.USER, False), sampled_of(2), Segment(1, Role.TOOL, False)],
+        logprobs=pack_floats([-1.0] * 2),
+        finish="cut",
+    )
     whole = trajectory(reward=1, components={"correct": 1, "length": 0.25})
     good = [
         ("a group", "ROL-1 ROL-3 ROL-5 ROL-8", group()),
@@ -76,6 +84,10 @@ def groups() -> list[dict[str, Any]]:
         ("finish length: the context is full", "ROL-8 ROL-4", group(trajectories=[context, context])),
         ("two turns, each ended by a stop token; a tree of segments", "ROL-8 ROL-9", group(trajectories=[turns, turns])),
         ("advantages where the run allows them", "ROL-7", group(env="own-advantages", trajectories=[own, own])),
+        ("one advantage for a trajectory, and one that is not trained on", "ROL-7", group(env="own-advantages", trajectories=[one, none])),
+        ("all three kinds of advantages in one group", "ROL-7", group(env="own-advantages", trajectories=[one, own, trajectory()])),
+        ("finish cut: a turn that its environment asked no more of", "ROL-8", group(trajectories=[short, short])),
+        ("finish cut: the environment has the last word", "ROL-8", group(trajectories=[told, told])),
         ("whole numbers as integers where floats stand", "ENC-12", group(trajectories=[whole, whole])),
         ("the largest counter", "TSK-5", group(counter=(1 << 32) - 1)),
         ("a role of raw text that was sampled", "ROL-3", group(trajectories=[trajectory(segments=[prompt, replace(sampled, role=Role.RAW)])] * 2)),
@@ -117,6 +129,12 @@ def _bad_structure() -> list[dict[str, Any]]:
         ("length with a stop token", "ROL-8", {"finish": "length"}, "finish"),
         ("length before the limit", "ROL-8", {"finish": "length", "tokens": pack_tokens([1, 2, 3, 4, 5, 6])}, "finish"),
         ("sampled tokens go on behind a stop token", "ROL-8", {"tokens": pack_tokens([1, 2, 3, STOP, 5, STOP])}, "finish"),
+        ("cut with a sampled stop token at the end", "ROL-8", {"finish": "cut"}, "finish"),
+        ("cut at the limit of sampled tokens", "ROL-8", {"tokens": pack_tokens([1] * 9), "segments": [Segment(1, Role.RAW, False), sampled_of(8)], "logprobs": pack_floats([-1.0] * 8), "finish": "cut"}, "finish"),
+        ("cut at the end of the context", "ROL-8", {"tokens": pack_tokens([1] * 64), "segments": [Segment(62, Role.RAW, False), sampled_of(2)], "logprobs": pack_floats([-1.0] * 2), "finish": "cut"}, "finish"),
+        ("cut without a sampled token", "ROL-8", {"segments": [Segment(6, Role.RAW, False)], "logprobs": b"", "finish": "cut"}, "finish"),
+        ("one advantage where the run takes none", "ROL-7", {"advantage": 1.0}, "advantages"),
+        ("an advantage of 0 where the run takes none", "ROL-7", {"advantage": 0.0}, "advantages"),
         ("parents of other number than segments", "ROL-9", {"parents": [-1]}, "segments"),
         ("a segment that is its own parent", "ROL-9", {"parents": [-1, 1]}, "segments"),
         ("a parent that comes later", "ROL-9", {"parents": [1, -1]}, "segments"),
@@ -128,17 +146,20 @@ def _bad_structure() -> list[dict[str, Any]]:
         (comment, rule, group(trajectories=[trajectory(), trajectory(**changes)]), code)
         for comment, rule, changes, code in rows
     ]
-    own: list[tuple[str, Any, str]] = [
-        ("an advantage too few", pack_floats([1.0] * 2), "advantages"),
-        ("an advantage of NaN", pack_floats([1.0, nan, 1.0]), "not-finite"),
-        ("an advantage of infinity", pack_floats([1.0, infinite, 1.0]), "not-finite"),
-        ("an advantage out of range", pack_floats([1.0, -1.1e6, 1.0]), "out-of-range"),
+    each = pack_floats([1.0, 1.0, 1.0])
+    own: list[tuple[str, dict[str, Any], str]] = [
+        ("an advantage too few", {"advantages": pack_floats([1.0] * 2)}, "advantages"),
+        ("an advantage of NaN", {"advantages": pack_floats([1.0, nan, 1.0])}, "not-finite"),
+        ("an advantage of infinity", {"advantages": pack_floats([1.0, infinite, 1.0])}, "not-finite"),
+        ("an advantage out of range", {"advantages": pack_floats([1.0, -1.1e6, 1.0])}, "out-of-range"),
+        ("one for the trajectory and one a token", {"advantages": each, "advantage": 1.0}, "advantages"),
+        ("one for the trajectory out of range", {"advantage": -1.1e6}, "out-of-range"),
     ]
     wrong += [
         (
             comment,
             "ROL-7",
-            group(env="own-advantages", trajectories=[trajectory(), trajectory(advantages=data)]),
+            group(env="own-advantages", trajectories=[trajectory(), trajectory(**data)]),
             code,
         )
         for comment, data, code in own
@@ -188,6 +209,8 @@ def _bad_shapes() -> list[dict[str, Any]]:
         ("a reward as a bool", "ENC-12", inner(reward=True)),
         ("no reward", "ROL-13", inner(reward=None)),
         ("an unknown finish", "ROL-13", inner(finish="tired")),
+        ("an advantage as text", "ROL-13", inner(advantage="1")),
+        ("an advantage as a bool", "ENC-12", inner(advantage=True)),
         ("65 components", "ROL-13", inner(components={str(number): 0.5 for number in range(65)})),
     ]
     return [

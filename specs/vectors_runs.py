@@ -49,6 +49,7 @@ def runs() -> list[dict[str, Any]]:
         for comment, rule, data in (
             ("a run", "RUN-1 RUN-2 RUN-3", body),
             ("an unknown key is ignored, and part of the run id", "RUN-1 ENC-10", extended),
+            ("a conversation format", "RUN-5", replace(MANIFEST, chat="template").to_bytes()),
         )
     ]
     return good + _bad_runs()
@@ -69,6 +70,7 @@ def _bad_runs() -> list[dict[str, Any]]:
         ("more tokens than the context", "RUN-4", {"sampling": replace(MANIFEST.sampling, max_tokens=65)}, "out-of-range"),
         ("another sampling mode", "RUN-5", {"sampling": replace(MANIFEST.sampling, mode="greedy")}, "wrong-type"),
         ("a group of one", "RUN-5", {"group": 1}, "wrong-type"),
+        ("a conversation format of 257 characters", "RUN-5", {"chat": "x" * 257}, "wrong-type"),
         ("no shard", "RUN-5", {"shards": 0}, "wrong-type"),
         ("a trainer key of 31 bytes", "RUN-5", {"trainers": [bytes(31)]}, "wrong-type"),
     ]  # fmt: skip

@@ -1,11 +1,16 @@
 """How much better than expected each trajectory of a group was: pure functions of rewards.
 
-Each returns one number a trajectory, for all its trained tokens. An environment that gives its own numbers a
-token overrides them. Suffix: G trajectories of one group.
+Each returns one number a trajectory, for all its trained tokens. An environment that gives its own numbers
+overrides them. Suffix: G trajectories of one group.
+
+Where a group has several agents, each is compared with itself: the first player of a game that favours the
+first player learns from its better games, not from being first (role-conditioned advantage estimation,
+SPIRAL, https://arxiv.org/abs/2506.24119). An agent with one trajectory is compared with the whole group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,9 +48,19 @@ class Baseline:
 
 
 def group_advantages(
+    kind: AdvantageKind, rewards_G: NDArray[np.float64], baseline: Baseline, agents: Sequence[str] = ()
+) -> NDArray[np.float32]:
+    """The advantages of one group's trajectories; `agents` has the name of each trajectory's, or nothing.
+    `baseline`, which is of all agents together, matters to REINFORCE only."""
+    advantages_G = _advantages(kind, rewards_G, baseline)
+    for places in _of_several(agents):
+        advantages_G[places] = _advantages(kind, rewards_G[places], baseline)
+    return advantages_G
+
+
+def _advantages(
     kind: AdvantageKind, rewards_G: NDArray[np.float64], baseline: Baseline
 ) -> NDArray[np.float32]:
-    """The advantages of one group's trajectories; `baseline` matters to REINFORCE only."""
     match kind:
         case AdvantageKind.GRPO:
             advantages_G = grpo(rewards_G)
@@ -58,11 +73,26 @@ def group_advantages(
     return advantages_G.astype(np.float32)
 
 
-def has_signal(kind: AdvantageKind, rewards_G: NDArray[np.float64]) -> bool:
-    """False for a group from which this kind learns nothing: all rewards equal, compared with each other."""
+def has_signal(kind: AdvantageKind, rewards_G: NDArray[np.float64], agents: Sequence[str] = ()) -> bool:
+    """False for a group from which this kind learns nothing: all rewards that are compared with each other
+    are equal."""
     if kind is AdvantageKind.REINFORCE:
         return True
-    return bool(np.ptp(rewards_G) > 0)
+    several = list(_of_several(agents))
+    if sum(map(len, several)) < len(rewards_G):  # somebody is compared with the whole group
+        several.append(np.arange(len(rewards_G)))
+    return any(np.ptp(rewards_G[places]) > 0 for places in several)
+
+
+def _of_several(agents: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+    """The places of each agent that has at least two trajectories, where there are several agents."""
+    names = sorted(set(agents))
+    if len(names) < 2:
+        return
+    for name in names:
+        places = np.flatnonzero([agent == name for agent in agents])
+        if len(places) > 1:
+            yield places
 
 
 def grpo(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -65,12 +65,22 @@ class UpdateConfig:
 @dataclass(frozen=True)
 class Trajectory:
     """A verified trajectory: `tokens` int64 [T], `trained` bool [T], and a trained token each:
-    `behaviour_logprobs` float32 [N] and, where the environment gives its own, `advantages` float32 [N]."""
+    `behaviour_logprobs` float32 [N] and, where the environment gives its own, `advantages` float32 [N].
+
+    `advantage` is the environment's own for all of them (0: left out of the update, but its reward counts in
+    the baseline); `agent` is who played, where there are several."""
 
     tokens: NDArray[np.int64]
     trained: NDArray[np.bool_]
     behaviour_logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32] | None = None
+    advantage: float | None = None
+    agent: str = ""
+
+    @property
+    def idle(self) -> bool:
+        """Whether its environment wants nothing to be learnt from it."""
+        return self.advantage == 0
 
 
 @dataclass(frozen=True)
@@ -114,13 +124,15 @@ def update(
     Raises BatchError if a group's parts do not match; a group without signal is dropped but counted.
     """
     samples: list[Sample] = []
-    flat = 0
+    flat = flat_samples = 0
     for group in groups:
         taught = _samples(group, config.advantage, baseline)
         samples += taught
-        flat += not taught
+        if not taught:
+            flat += 1
+            flat_samples += sum(not one.idle for one in group.trajectories)
         baseline = baseline.after(np.asarray(group.rewards, np.float64))
-    flat_samples = sum(len(g.rewards) for g in groups) - len(samples) if config.count_flat else 0
+    uncounted = flat_samples / config.minibatches if config.count_flat else 0.0
 
     tally = _Tally()
     stepping = config.epochs * config.minibatches > 1 and config.anchor is Anchor.PROXIMAL
@@ -129,7 +141,7 @@ def update(
         for part in _minibatches(len(samples), config.minibatches):
             chosen = [samples[i] for i in part]
             before = None if proximal is None else flatten([proximal[i] for i in part], policy.device)
-            _backward(policy, optimizer, chosen, before, config, flat_samples / config.minibatches, tally)
+            _backward(policy, optimizer, chosen, before, config, uncounted, tally)
             tally.stepped(optimizer.step())
     return tally.report(groups, flat, baseline)
 
@@ -142,22 +154,25 @@ def _samples(group: Group, kind: AdvantageKind, baseline: Baseline) -> list[Samp
             "there must be one of each."
         )
     rewards = np.asarray(group.rewards, np.float64)
-    own = [t for t in group.trajectories if t.advantages is not None]
-    if not own and not has_signal(kind, rewards):
+    agents = [one.agent for one in group.trajectories]
+    own = any(one.advantages is not None or one.advantage is not None for one in group.trajectories)
+    if not own and not has_signal(kind, rewards, agents):
         return []
-    advantages = group_advantages(kind, rewards, baseline)
+    advantages = group_advantages(kind, rewards, baseline, agents)
     return [
-        Sample(
-            one.tokens,
-            one.trained,
-            one.behaviour_logprobs,
-            np.full(len(one.behaviour_logprobs), advantage, np.float32)
-            if one.advantages is None
-            else one.advantages,
-            group.version,
-        )
+        Sample(one.tokens, one.trained, one.behaviour_logprobs, _each(one, advantage), group.version)
         for one, advantage in zip(group.trajectories, advantages, strict=True)
+        if not one.idle
     ]
+
+
+def _each(one: Trajectory, advantage: np.float32) -> NDArray[np.float32]:
+    """The advantage of each trained token: the environment's where it has one, else the group's."""
+    if one.advantages is not None:
+        return one.advantages
+    return np.full(
+        len(one.behaviour_logprobs), advantage if one.advantage is None else one.advantage, np.float32
+    )
 
 
 def _minibatches(count: int, parts: int) -> Iterator[range]:

@@ -141,6 +141,12 @@ EDITS: dict[str, tuple[Code, Edit]] = {
         Code.FINISH,
         lambda group: edited(shorter(group), finish="length"),
     ),
+    "truncated completion said to be cut by its environment": (
+        Code.FINISH,
+        lambda group: edited(shorter(group), finish="cut"),
+    ),
+    "advantage of its own": (Code.ADVANTAGES, lambda group: edited(group, advantage=9.0)),
+    "sample kept out of training": (Code.ADVANTAGES, lambda group: edited(group, advantage=0.0)),
     "attention that is no tree": (Code.SEGMENTS, lambda group: edited(group, parents=[1, 0])),
     "attention that hides the prompt": (Code.SEGMENTS, lambda group: edited(group, parents=[-1, -1])),
 }

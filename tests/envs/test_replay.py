@@ -12,6 +12,7 @@ import pytest
 from nous_node.envs.batcher import Batcher, Job
 from nous_node.envs.environment import Environment, Policy, PolicySettings, Task
 from nous_node.envs.replay import ReplayPolicy, replay
+from nous_node.envs.session import Session, sample_all
 from nous_node.envs.sort_digits import SortDigits
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import (
@@ -72,7 +73,31 @@ def duel(engine: Any, settings: PolicySettings, group_of: Maker, toys: Any) -> C
     return Case(toys.duel, engine, settings, group_of)
 
 
-@pytest.mark.parametrize("name", ["sort", "guess", "duel"])
+@pytest.fixture
+def shaped(engine: Any, settings: PolicySettings, group_of: Maker) -> Case:
+    return Case(Shaped(), engine, settings, group_of)
+
+
+class Shaped:
+    """One turn of two tokens, a last word of its own, and an advantage of its own."""
+
+    info = SortDigits.info
+    levels = 0
+
+    def task(self, seed: bytes, level: int) -> Task:
+        return Task(seed, level, None)
+
+    async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
+        sessions = [Session(policy, index) for index in range(policy.group)]
+        for session in sessions:
+            session.append([1, 2, 3], Role.RAW)
+        await sample_all(policy, sessions, 2)
+        for session in sessions:
+            session.append([4], Role.USER)
+        return [session.finish(1.0, advantage=-0.25) for session in sessions]
+
+
+@pytest.mark.parametrize("name", ["sort", "guess", "duel", "shaped"])
 def test_an_honest_group_replays_to_its_rewards(name: str, request: pytest.FixtureRequest) -> None:
     case: Case = request.getfixturevalue(name)
     assert case.replay() == [trajectory.reward for trajectory in case.group.trajectories]
@@ -172,6 +197,35 @@ def test_other_advantages_are_seen(duel: Case) -> None:
     count = len(first.advantages) // 4
     assert duel.code(advantages=pack_floats([7.0] * count)) is Code.ADVANTAGES
     assert duel.code(advantages=None) is Code.ADVANTAGES
+
+
+def test_an_advantage_of_another_kind_is_seen(duel: Case) -> None:
+    assert duel.code(advantages=None, advantage=7.0) is Code.ADVANTAGES
+
+
+@pytest.mark.parametrize("changes", [{"advantage": 0.75}, {"advantage": None}, {"advantage": 0.0}])
+def test_another_advantage_is_seen(shaped: Case, changes: Any) -> None:
+    first = shaped.group.trajectories[0]
+    assert first.advantage == pytest.approx(-0.25)
+    assert shaped.replay(advantage=first.advantage + 1e-7)
+    assert shaped.code(**changes) is Code.ADVANTAGES
+    each = pack_floats([first.advantage] * (len(first.logprobs) // 4))
+    assert shaped.code(advantage=None, advantages=each) is Code.ADVANTAGES
+
+
+def test_an_answer_that_was_truncated_is_seen_whatever_it_says_of_its_end(sort: Case) -> None:
+    first = sort.group.trajectories[0]
+    head = first.segments[0]
+    tokens = [*unpack_tokens(first.tokens)[: head.length], 50]
+    segments = [head, Segment(1, Role.ASSISTANT, True)]
+    changed = {"tokens": pack_tokens(tokens), "segments": segments, "logprobs": pack_floats([-1.0])}
+    assert sort.code(**changed, finish="cut") is Code.FINISH
+
+
+def test_a_turn_limit_of_the_environment_replays(shaped: Case) -> None:
+    assert {one.finish for one in shaped.group.trajectories} == {"cut"}
+    assert shaped.replay() == [one.reward for one in shaped.group.trajectories]
+    assert shaped.code(finish="stop") is Code.FINISH
 
 
 def test_the_number_of_trajectories_is_compared(sort: Case, duel: Case) -> None:

@@ -31,6 +31,14 @@ def opened(max_tokens: int = 8, context: int = 32) -> Session:
     return Session(Settings(max_tokens, context), 0)
 
 
+def answered() -> Session:
+    session = opened()
+    session.append([1], Role.USER)
+    session.request()
+    session.take(Completion([EOS], [-1.0], "stop"))
+    return session
+
+
 def test_a_turn_becomes_one_trained_segment_with_its_logprobs() -> None:
     session = opened()
     session.append([1, 2, 3], Role.RAW)
@@ -107,33 +115,56 @@ def test_a_session_that_waits_takes_nothing_else() -> None:
         session.append([2], Role.USER)
 
 
-def test_a_trajectory_may_not_end_in_a_turn_that_was_cut_short() -> None:
+@pytest.mark.parametrize("last_word", [[], [2, 3]])
+def test_a_trajectory_that_its_environment_ends_is_cut(last_word: list[int]) -> None:
     session = opened()
     session.append([1], Role.USER)
     session.request(2)
     session.take(Completion([4, 5], [-1.0, -1.0], "length"))
-    with pytest.raises(EnvironmentFailed, match="another turn"):
+    session.append(last_word, Role.USER)
+    trajectory = session.finish(0.0)
+    assert (trajectory.finish, unpack_tokens(trajectory.tokens)) == ("cut", [1, 4, 5, *last_word])
+
+
+def test_a_turn_that_stopped_and_was_answered_is_cut() -> None:
+    session = answered()
+    session.append([2], Role.TOOL)
+    assert session.finish(0.0).finish == "cut"
+
+
+def test_a_trajectory_without_a_sampled_token_fails_the_environment() -> None:
+    session = opened()
+    session.append([1], Role.USER)
+    with pytest.raises(EnvironmentFailed, match="no sampled token"):
         session.finish(0.0)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 1e7])
 def test_a_reward_out_of_range_fails_the_environment(reward: float) -> None:
-    session = opened()
-    session.append([1], Role.USER)
-    session.request()
-    session.take(Completion([EOS], [-1.0], "stop"))
     with pytest.raises(EnvironmentFailed, match="out of range"):
-        session.finish(reward)
+        answered().finish(reward)
 
 
 @pytest.mark.parametrize("advantages", [[], [1.0, 2.0], [math.nan]])
 def test_advantages_are_one_finite_number_a_sampled_token(advantages: list[float]) -> None:
-    session = opened()
-    session.append([1], Role.USER)
-    session.request()
-    session.take(Completion([EOS], [-1.0], "stop"))
     with pytest.raises(EnvironmentFailed, match="advantage"):
-        session.finish(0.0, advantages=advantages)
+        answered().finish(0.0, advantages=advantages)
+
+
+@pytest.mark.parametrize("advantage", [math.nan, -math.inf, 1e7])
+def test_an_advantage_out_of_range_fails_the_environment(advantage: float) -> None:
+    with pytest.raises(EnvironmentFailed, match="advantage"):
+        answered().finish(0.0, advantage=advantage)
+
+
+def test_a_trajectory_has_one_kind_of_advantage() -> None:
+    with pytest.raises(EnvironmentFailed, match="both"):
+        answered().finish(0.0, advantages=[1.0], advantage=1.0)
+
+
+@pytest.mark.parametrize("advantage", [0, -2.5])
+def test_one_advantage_goes_with_the_trajectory(advantage: float) -> None:
+    assert answered().finish(0.0, advantage=advantage).advantage == advantage
 
 
 def test_many_sessions_are_sampled_in_one_call(policy: Policy, settings: PolicySettings) -> None:
@@ -178,10 +209,8 @@ def test_segments_masks_and_logprobs_always_agree(
             tokens[-1] = EOS
         session.take(Completion(tokens, [-1.0] * len(tokens), "stop" if stops else "length"))
         expected, sampled = expected + tokens, sampled + len(tokens)
-    try:
+    if sampled or not session.room:
         _check_trajectory(session.finish(0.0), expected, sampled, max_tokens, context)
-    except EnvironmentFailed:
-        assert session.room
     assert len(expected) <= context
     assert sampled <= max_tokens
 
@@ -193,7 +222,12 @@ def _check_trajectory(
     assert sum(segment.length for segment in trajectory.segments) == len(expected)
     assert sum(segment.length for segment in trajectory.segments if segment.trained) == sampled
     assert len(unpack_floats(trajectory.logprobs)) == sampled
-    if trajectory.finish == "stop":
-        assert expected[-1] == EOS
-    else:
-        assert sampled == max_tokens or len(expected) == context
+    full = sampled == max_tokens or len(expected) == context
+    match trajectory.finish:
+        case "stop":
+            assert expected[-1] == EOS
+        case "length":
+            assert full
+        case "cut":
+            assert not full
+            assert sampled

@@ -64,7 +64,7 @@ def test_a_group_survives(group: Any) -> None:
 
 def test_defaults_take_no_bytes(group: Any) -> None:
     data = group().to_bytes()
-    for absent in (b"components", b"agent", b"advantages", b"parents"):
+    for absent in (b"components", b"agent", b"advantage", b"advantages", b"parents"):
         assert absent not in data
 
 
@@ -115,9 +115,10 @@ def test_structure_never_raises_anything_else(
         tokens=data.draw(st.binary(max_size=60)),
         segments=data.draw(st.lists(segments, min_size=1, max_size=4)),
         logprobs=data.draw(st.binary(max_size=60)),
-        finish=data.draw(st.sampled_from(["stop", "length"])),
+        finish=data.draw(st.sampled_from(["stop", "length", "cut"])),
         reward=data.draw(st.floats(allow_nan=False, allow_infinity=False)),
         advantages=data.draw(st.none() | st.binary(max_size=60)),
+        advantage=data.draw(st.none() | st.floats()),
         parents=data.draw(st.none() | st.lists(st.integers(-3, 5), max_size=4)),
     )
     candidate = group(env=data.draw(st.sampled_from(["sort-digits", "free", "no"])), trajectories=[one, one])
