@@ -1,9 +1,6 @@
-"""Frames between a node and the child process that does its torch work.
+"""A node's end of the pipe to the child process that does its torch work.
 
-    frame = u32 big-endian length, then that many bytes of msgpack: one tagged struct
-
-The child talks over its original stdin and stdout, which it moves away at once, so that a library or an
-environment that prints cannot break a frame: its prints go to stderr, and its reads find nothing.
+The frames, and the child's end, are those of `envs.framing`.
 """
 
 from __future__ import annotations
@@ -11,23 +8,25 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import struct
 import sys
-from typing import BinaryIO, Generic, TypeVar
+from typing import Generic
 
 import msgspec
 import trio
 
+from nous_node.envs.framing import LENGTH, MAX_FRAME, ParentPipe, Received, Sent, framed
 from nous_node.protocol.errors import LocalError
 
-MAX_FRAME = 1 << 28
-"""256 MiB: a batch of groups, the last of which may be the largest by reference. A length above it is a
-broken pipe, not a message."""
-
-_LENGTH = struct.Struct(">I")
-
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
+__all__ = [
+    "MAX_FRAME",
+    "ChildDied",
+    "ChildPipe",
+    "ParentPipe",
+    "Received",
+    "Sent",
+    "end_child",
+    "start_child",
+]
 
 
 class ChildDied(LocalError):
@@ -53,13 +52,13 @@ class ChildPipe(Generic[Sent, Received]):
             raise LocalError(f"A message of {len(data)} bytes is too large for the child process.")
         try:
             async with self._sending:
-                await self.process.stdin.send_all(_frame(data))
+                await self.process.stdin.send_all(framed(data))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ChildDied(await self._epitaph()) from error
 
     async def receive(self) -> Received:
         """The next message; ChildDied at the end of the pipe."""
-        (length,) = _LENGTH.unpack(await self._exactly(_LENGTH.size))
+        (length,) = LENGTH.unpack(await self._exactly(LENGTH.size))
         if length > MAX_FRAME:
             raise ChildDied(f"The child process announced a frame of {length} bytes.")
         try:
@@ -124,40 +123,3 @@ async def end_child(process: trio.Process, grace: float = 1.0) -> None:
         await process.wait()
         if process.stdout is not None:
             await process.stdout.aclose()
-
-
-class ParentPipe(Generic[Sent, Received]):
-    """The child's end: blocking, single-threaded."""
-
-    def __init__(self, reader: BinaryIO, writer: BinaryIO, received: type[Received]) -> None:
-        self._reader, self._writer = reader, writer
-        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
-        self._encoder = msgspec.msgpack.Encoder()
-
-    @classmethod
-    def take_over(cls, received: type[Received]) -> ParentPipe[Sent, Received]:
-        """Moves stdin and stdout away from whatever else this process runs."""
-        reader, writer = os.dup(0), os.dup(1)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.dup2(2, 1)
-        os.close(nothing)
-        return cls(os.fdopen(reader, "rb"), os.fdopen(writer, "wb", buffering=0), received)
-
-    def send(self, message: Sent) -> None:
-        data = memoryview(_frame(self._encoder.encode(message)))
-        while data:
-            data = data[self._writer.write(data) :]
-
-    def receive(self) -> Received | None:
-        """The next message; None when the parent closed the pipe or died."""
-        header = self._reader.read(_LENGTH.size)
-        if len(header) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack(header)
-        data = self._reader.read(length)
-        return self._decoder.decode(data) if len(data) == length else None
-
-
-def _frame(data: bytes) -> bytes:
-    return _LENGTH.pack(len(data)) + data
