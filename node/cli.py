@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import cli_checkpoints, cli_trust
+from . import cli_checkpoints, cli_envs, cli_models, cli_trust
 from .cli_exit import EXIT_CODES, Exit, verdict, write_crash
 from .cli_options import (
     OUTPUT,
@@ -50,6 +50,8 @@ identity_app = typer.Typer(
 app.add_typer(identity_app, name="identity")
 cli_trust.register(app)
 cli_checkpoints.register(app)
+cli_envs.register(app)
+cli_models.register(app)
 
 MAX_SENTENCE = 4096
 """Characters of an error: a sentence with two long paths."""
@@ -113,9 +115,11 @@ def _common(
 def init(
     name: Annotated[str, typer.Argument(help="Name of the run: letters, digits, '.', '_', '-'.")],
     model: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="FOLDER", help="transformers folder of the base model. Default: the embedded policy."
+            metavar="FOLDER|HUB-ID",
+            help="transformers folder of the base model, or its id at the model hub. Default: the embedded "
+            "policy.",
         ),
     ] = None,
     env: Annotated[
@@ -150,7 +154,7 @@ def init(
     from .cli_init import make_run
 
     flags = {
-        "model": None if model is None else str(model),
+        "model": model,
         "group": group,
         "max_tokens": max_tokens,
         "temperature": temperature,

@@ -37,6 +37,7 @@ from nous_node.trainer.model_folder import CONFIG_FILE, model_facts, read_config
 from .calibration import find_thresholds
 from .home import default_home, disk_errors
 from .learning import learning_text
+from .model_source import model_folder
 from .plan import (
     DEFAULT_GROUPS_PER_SECOND,
     DEFAULT_MAX_TOKENS,
@@ -85,7 +86,7 @@ def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: in
     check_name(name)
     if (path / "run.envelope").exists():
         raise LocalError(f"{path} already holds a run; give the new one another name.")
-    source = Path(plan.model).expanduser() if plan.model else DEFAULT_MODEL
+    source = model_folder(plan.model) if plan.model else DEFAULT_MODEL
     base = BaseModel.of(source, plan)
     environments = [_environment(key, entry) for key, entry in plan.environments.items()]
     sampling = _sampling(plan, base)
