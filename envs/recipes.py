@@ -6,7 +6,7 @@ Other releases give other tasks or rewards, and some ecosystems clash with each 
 hence a place of its own for each. `pins/NAME.txt` beside this module holds the release of every distribution
 that such an environment had when the adapter was written, dependencies of dependencies included: pip's
 constraints, so that two nodes get the same ones and agree on an environment's version. It is what
-`pip freeze` prints after an install without it.
+`pip install --dry-run --report` resolves without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 HOST: Final = ("cryptography", "msgpack", "msgspec", "zstandard")
 """What our side of the pipe imports in an interpreter that is not ours: the protocol's encoding and keys."""
 
-_PINS: Final = Path(__file__).with_name("pins")
+PINS: Final = Path(__file__).with_name("pins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,17 @@ class Recipe:
     """One sentence for people: what one gets."""
     bare: tuple[str, ...] = ()
     """Installed without what they depend on, most of which their environments never import."""
+    sources: tuple[str, ...] = ()
+    """Distributions that come as source only: their own code builds them during the install."""
     needs: tuple[str, ...] = HOST
     """What the host process imports beside it."""
+    folder: Path = PINS
+    """Where its pins are."""
 
     @property
     def pins(self) -> Path:
         """pip's constraints for everything that comes with it."""
-        return _PINS / f"{self.name}.txt"
+        return self.folder / f"{self.name}.txt"
 
     @property
     def is_here(self) -> bool:
@@ -58,13 +62,15 @@ _ALL: Final = (
         "reasoning-gym",
         ("reasoning-gym==0.1.25",),
         ("reasoning_gym",),
-        "105 kinds of generated puzzles with a grader each; some 200 MB.",
+        "105 kinds of generated puzzles with a grader each; some 300 MB.",
+        sources=("cellpylib", "pycosat", "zss"),
     ),
     Recipe(
         "textarena",
         ("textarena==0.7.4",),
         ("textarena",),
         "Text games for one player or more, played against oneself; some 150 MB.",
+        sources=("chess",),
     ),
     Recipe(
         "gymnasium",
@@ -77,6 +83,7 @@ _ALL: Final = (
         ("verifiers==0.1.14",),
         ("verifiers",),
         "Packages with a load_environment() of their own, added with --with; some 700 MB.",
+        sources=("wget",),
     ),
     Recipe(
         "verifiers",
