@@ -1,6 +1,11 @@
 """Child processes for code that we did not write: what they can see and use.
 
-process = start(Launch(python, "nous_node.envs.host", ...))
+    process = start(Launch(python, "nous_node.envs.host", ...))
+
+Under bubblewrap (Linux) such a process has namespaces of its own, no network unless it is given one, no
+capabilities, an environment of a few variables, the file system of `mounts`, the system calls of `seccomp`
+and the limits of `limits`. It ends with this process, however that ends. A plain one, for code that the user
+trusts, has only the variables and the limits. What no limit counts is bounded by the deadlines of `child`.
 """
 
 from __future__ import annotations
@@ -8,15 +13,34 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = ("envs", "protocol")
-"""What of ours a child imports. Not the node and not the trainer: they hold keys and weights."""
+import nous_node.envs
+import nous_node.protocol
+
+from . import seccomp
+from .errors import EnvError
+from .mounts import OURS, View, mounts
+
+TRIAL_S: Final = 20.0
+"""How long bubblewrap may take to start nothing, on a machine that is busy."""
+_INSTALL: Final = "`apt install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`"
+_SWITCHES: Final = {
+    "kernel.unprivileged_userns_clone": "0",
+    "kernel.apparmor_restrict_unprivileged_userns": "1",
+    "user.max_user_namespaces": "0",
+}
+"""Settings, and the values of them that forbid user namespaces: Debian's, Ubuntu's, anybody's."""
+_ALLOWED: Final = {"0": "1", "1": "0"}
+"""What to set instead; a number of namespaces is the exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +58,44 @@ class Launch:
     sandboxed: bool
     """False: as a plain process, because the user trusts it."""
     network: bool
-    """Whether the sandbox has the machine's network; a plain process always has."""
+    """Whether the sandbox has the machine's network, with whatever listens on it; a plain process always
+    has."""
     memory: int
     """Bytes of address space, of all its threads together."""
     hidden: tuple[Path, ...]
     """Folders that it sees empty even where they lie under something readable."""
 
 
+@functools.cache
 def unavailable() -> str | None:
-    """Why bubblewrap cannot be used here, in one sentence; None where it can."""
-    return None
+    """Why bubblewrap cannot be used here, in one sentence; None where it can. Found out once, by use."""
+    if not sys.platform.startswith("linux"):
+        return f"The sandbox is bubblewrap, which needs Linux; this is {sys.platform}."
+    program = shutil.which("bwrap")
+    if program is None:
+        return f"bubblewrap is not installed; get it with {_INSTALL}."
+    if (version := _too_old(program)) is not None:
+        return f"bubblewrap {version} cannot bound a folder in memory; 0.7 or newer is needed."
+    problem = _trials()[-1]
+    return None if problem is None else f"bubblewrap fails here ({problem}){_advice()}."
+
+
+@functools.cache
+def unfiltered() -> str | None:
+    """Why the sandbox has no filter of system calls here; None where it has."""
+    if seccomp.program(network=False) is None:
+        return f"no filter of system calls is known for {os.uname().machine}"
+    return None if _trials()[0] is None else "this kernel takes no filter of system calls"
 
 
 def start(launch: Launch) -> subprocess.Popen[bytes]:
-    """Starts it with pipes at stdin, stdout and stderr, as the leader of a process group."""
-    return _starter().submit(_started, launch).result()
+    """Starts it with pipes at stdin, stdout and stderr, as the leader of a process group.
+
+    Raises EnvError where there is no sandbox, and BrokenEnvironment where the interpreter does not run.
+    """
+    if launch.sandboxed and (problem := unavailable()) is not None:
+        raise EnvError(f"{problem} To run an environment without a sandbox, trust it: --trust-env NAME.")
+    return _starter().submit(_sandboxed if launch.sandboxed else _plain, launch).result()
 
 
 @functools.cache
@@ -58,29 +105,59 @@ def _starter() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "children")
 
 
-def _started(launch: Launch) -> subprocess.Popen[bytes]:
+def _plain(launch: Launch) -> subprocess.Popen[bytes]:
+    return _popen(_command(launch, _ours(), os.getpid()), _variables([_ours(), *launch.paths]))
+
+
+def _sandboxed(launch: Launch) -> subprocess.Popen[bytes]:
+    return _wrapped(launch, _command(launch, OURS, parent=0), filtered=unfiltered() is None)
+
+
+def _wrapped(launch: Launch, command: Sequence[str], *, filtered: bool) -> subprocess.Popen[bytes]:
+    view = View(launch.python, _packages(), launch.readable, launch.hidden, launch.network)
+    arguments = [*_namespaces(launch.network), *mounts(view), "--chdir", "/tmp"]
+    variables = _variables([OURS, *launch.paths])
+    if not filtered:
+        return _popen([_bubblewrap(), *arguments, "--", *command], variables)
+    reading = _in_pipe(seccomp.program(launch.network) or b"")
+    try:
+        arguments += ["--seccomp", str(reading)]
+        return _popen([_bubblewrap(), *arguments, "--", *command], variables, (reading,))
+    finally:
+        os.close(reading)
+
+
+def _namespaces(network: bool) -> list[str]:
+    shared = ["--share-net"] if network else []
+    return [
+        *("--unshare-all", *shared, "--die-with-parent", "--new-session"),
+        *("--cap-drop", "ALL", "--hostname", "sandbox"),
+    ]
+
+
+def _popen(
+    command: Sequence[str], variables: dict[str, str], passed: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        _plain(launch),
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
-        env=_environment([_ours(), *launch.paths]),
+        env=variables,
         cwd="/",
         start_new_session=True,
+        pass_fds=passed,
     )
 
 
-def _plain(launch: Launch) -> list[str]:
-    return _python(launch, _ours(), os.getpid())
-
-
-def _python(launch: Launch, ours: Path, parent: int) -> list[str]:
+def _command(launch: Launch, ours: Path, parent: int) -> list[str]:
+    """See `limits`, which runs first."""
     limits = ours / "nous_node" / "envs" / "limits.py"
     return [str(launch.python), "-S", "-P", str(limits), str(launch.memory), str(parent), launch.module]
 
 
-def _environment(paths: list[Path]) -> dict[str, str]:
+def _variables(paths: Sequence[Path]) -> dict[str, str]:
     """All variables of a child; nothing of ours goes there."""
     return {
         "PATH": "/usr/bin:/bin",
@@ -110,11 +187,66 @@ def _ours() -> Path:
 
 
 def _packages() -> dict[str, Path]:
-    """Where our packages lie: an editable checkout or `site-packages`."""
-    import nous_node.envs
-    import nous_node.protocol
-
+    """Where our packages lie: an editable checkout or `site-packages`. Not the node and not the trainer: a
+    child imports nothing of them."""
     return {
         "envs": Path(nous_node.envs.__path__[0]).resolve(),
         "protocol": Path(nous_node.protocol.__path__[0]).resolve(),
     }
+
+
+def _in_pipe(data: bytes) -> int:
+    """A descriptor from which `data` can be read; it has to fit into a pipe, as a filter does."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(data)
+    return reading
+
+
+# --- whether it works here ---
+
+
+def _bubblewrap() -> str:
+    return shutil.which("bwrap") or "bwrap"
+
+
+@functools.cache
+def _trials() -> tuple[str | None, ...]:
+    """What went wrong with the filter of system calls and, where something did, without it."""
+    with_filter = _trial(filtered=True) if seccomp.program(network=False) is not None else "no filter"
+    return (with_filter,) if with_filter is None else (with_filter, _trial(filtered=False))
+
+
+def _trial(*, filtered: bool) -> str | None:
+    """What bubblewrap says when our own interpreter is to do nothing in the sandbox; None: it worked."""
+    python = Path(sys.executable)
+    launch = Launch(python, "", (), (), sandboxed=True, network=False, memory=0, hidden=())
+    process = _wrapped(launch, [str(python), "-S", "-c", ""], filtered=filtered)
+    try:
+        _, told = process.communicate(timeout=TRIAL_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return f"it does not start within {TRIAL_S:g} s"
+    return None if process.returncode == 0 else " ".join(told.decode("utf-8", "replace").split())[-200:]
+
+
+def _too_old(program: str) -> str | None:
+    """Its version, where it is older than the options used here."""
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=TRIAL_S, check=False)
+    if "--size" in done.stdout + done.stderr:
+        return None
+    told = subprocess.run(
+        [program, "--version"], capture_output=True, text=True, timeout=TRIAL_S, check=False
+    )
+    return told.stdout.split()[-1] if told.stdout.split() else "of this machine"
+
+
+def _advice() -> str:
+    """Which setting forbids user namespaces, where one does."""
+    for name, forbidding in _SWITCHES.items():
+        file = Path("/proc/sys", *name.split("."))
+        if file.exists() and file.read_text().strip() == forbidding:
+            value = "10000" if name.startswith("user.") else _ALLOWED[forbidding]
+            return f": user namespaces are not permitted; allow them with `sysctl -w {name}={value}`"
+    return ": a container may have to be started with user namespaces permitted"
