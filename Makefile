@@ -7,7 +7,10 @@ SOURCES := $(shell find protocol node envs trainer -type f -not -name '*.pyc') p
 # One thread a process in tests: two processes on two cores each starting a thread pool only fight.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 
-.PHONY: demo test lint unit attacks bench vectors dev clean
+# Home of the ecosystems' virtual environments for `make test-envs`: some 2.5 GB, kept between runs.
+ENVS := .venv-envs
+
+.PHONY: demo test test-envs lint unit attacks bench vectors dev clean
 
 demo: $(VENV)/wheel
 	$(BIN)/nous-node demo $(ARGS)
@@ -32,6 +35,14 @@ attacks: $(VENV)/wheel
 	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
 	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests/attacks --attack-table \
 	    -q $(ARGS); code=$$?; rm -rf $$empty; exit $$code
+
+# Every ecosystem of envs/recipes.py in an interpreter of its own, as a node installs it, and the tests of all.
+test-envs: $(VENV)/wheel
+	@for name in $$($(BIN)/python -P -c 'from nous_node.envs.recipes import RECIPES; print(*RECIPES)'); do \
+	    $(BIN)/nous-node env install $$name --home $(ENVS) || exit 1; done
+	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) NOUS_NODE_TEST_ENVS=$(TREE)/$(ENVS)/envs \
+	    $(TREE)/$(BIN)/python -P -m pytest -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider \
+	    $(TREE)/tests -m ecosystem -q $(ARGS); code=$$?; rm -rf $$empty; exit $$code
 
 bench: $(VENV)/bench
 	@for b in tests/bench/bench_*.py; do echo "# $$b"; $(BIN)/python $$b || exit 1; done
@@ -65,4 +76,4 @@ $(VENV)/bench: $(VENV)/wheel
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(ENVS) build dist *.egg-info

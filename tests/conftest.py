@@ -20,6 +20,16 @@ def autojump_clock() -> trio.testing.MockClock:
     return trio.testing.MockClock(autojump_threshold=0)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of ecosystems that `make test` does not install run only where they are asked for."""
+    if config.option.markexpr:
+        return
+    foreign = [item for item in items if item.get_closest_marker("ecosystem")]
+    if foreign:
+        items[:] = [item for item in items if item not in foreign]
+        config.hook.pytest_deselected(items=foreign)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -19,7 +21,9 @@ from nous_node.envs.environment import (
     PolicySettings,
     Task,
 )
+from nous_node.envs.recipes import RECIPES
 from nous_node.envs.session import Session, sample_all
+from nous_node.node.env_install import install
 from nous_node.protocol.rollouts import Engine, Role, RolloutGroup, Trajectory
 from nous_node.protocol.runs import Setting
 
@@ -170,6 +174,26 @@ class Toys:
     duel: Duel
     failing: Failing
     stuck: Stuck
+
+
+@pytest.fixture(scope="session")
+def ecosystem_python(pytestconfig: pytest.Config) -> Callable[[str], Path]:
+    """The interpreter that has a recipe's releases, which is made where it is not there yet.
+
+    In the folder that NOUS_NODE_TEST_ENVS names, with a virtual environment for each recipe, else in the
+    tree. For tests marked `ecosystem`: an install takes up to a minute and needs the network.
+    """
+    named = os.environ.get("NOUS_NODE_TEST_ENVS")
+    folder = Path(named) if named else pytestconfig.rootpath / ".venv-envs" / "envs"
+
+    def found(recipe: str) -> Path:
+        python = folder / recipe / "bin" / "python"
+        if not named:
+            install(folder.parent, RECIPES[recipe], print)
+        assert python.is_file(), f"{python} is missing: run `make test-envs`."
+        return python
+
+    return found
 
 
 @pytest.fixture
