@@ -1,19 +1,35 @@
-"""Held-out accuracy: answers to tasks that no run assigns, scored by their environments."""
+"""Held-out accuracy: tasks that no run assigns, played and scored as rollouts are, one sample each."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
-from nous_node.envs.environment import Environment, HeldOut
+from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
+from nous_node.envs.environment import Chat, Completion, Environment, HeldOut, PolicySettings, Task
+from nous_node.envs.errors import EnvironmentFailed
 from nous_node.protocol.runs import SamplingRules
+from nous_node.protocol.tasks import Assignment
 from nous_node.trainer.errors import LogitsError
-from nous_node.trainer.generate import Completion, Request, generate
+from nous_node.trainer.generate import Request, generate
 from nous_node.trainer.policy import Policy
 
-GREEDY_TEMPERATURE = 1e-6
+GREEDY_TEMPERATURE: Final = 1e-6
 """Any logit gap above 1e-4 becomes certainty: the seeded draw then takes the most probable token."""
+
+DOMAIN_HELD_OUT: Final = b"nous/held-out/1\x00"
+"""Seeds of held-out tasks, for environments that name none themselves. [EVM-9]"""
+
+AT_ONCE: Final = 512
+"""Tasks that are played together: what one call of the engine takes."""
+
+AGENTS: Final = 64
+"""Sampler keys of one task: trajectories of one sample, rewritten histories included."""
+
+_UNUSED: Final = 40
+"""Bytes of an assignment's stream before its sampler keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,43 +44,90 @@ class Accuracy:
         return self.right / self.asked
 
 
+@dataclass(slots=True)
+class Played:
+    """What became of held-out tasks of one environment."""
+
+    rewards: list[float] = field(default_factory=list)
+    """Of each trajectory."""
+    right: int = 0
+    """Tasks all of whose trajectories have a full score."""
+    asked: int = 0
+    failed: list[str] = field(default_factory=list)
+    """Why tasks have no score."""
+
+
 def held_out_accuracy(
     policy: Policy,
     environments: Sequence[Environment],
     rules: SamplingRules,
     tasks: int,
     temperature: float = GREEDY_TEMPERATURE,
+    chat: Chat | None = None,
 ) -> Accuracy | None:
-    """Of held-out tasks of level 0, `tasks` of each environment that has such tasks; None where none has. The
-    uniforms of a task follow from its seed. A policy whose weights are broken has none right."""
-    right = asked = 0
-    for environment in environments:
-        if not isinstance(environment, HeldOut):
-            continue
-        held_out = environment.held_out(tasks)
-        asked += len(held_out)
-        requests = [
-            Request(
-                policy.tokenizer.encode(environment.prompt(task)),
-                hashlib.sha256(task.seed).digest(),
-                0,
-                rules.max_tokens,
-            )
-            for task in held_out
-        ]
-        for task, answer in zip(held_out, _answers(policy, requests, temperature, rules), strict=False):
-            ended = answer.finish == "stop"
-            text = policy.tokenizer.decode(answer.tokens[:-1] if ended else answer.tokens)
-            score = environment.score(task, text, ended)
-            right += score.components.get("correct", score.reward) >= 1.0
-    return Accuracy(right, asked) if asked else None
+    """Of held-out tasks of level 0, `tasks` of each environment in which a policy plays alone; None where
+    there is none. A policy whose weights are broken has none right, and neither has one whose environment
+    fails."""
+    alone = [environment for environment in environments if environment.info.agents == 1]
+    played = [play(policy, environment, rules, tasks, temperature, chat) for environment in alone]
+    asked = sum(one.asked for one in played)
+    return Accuracy(sum(one.right for one in played), asked) if asked else None
 
 
-def _answers(
-    policy: Policy, requests: Sequence[Request], temperature: float, rules: SamplingRules
-) -> list[Completion]:
-    """None at all where the policy computes what is no number."""
-    try:
-        return generate(policy, requests, temperature, rules.stop)
-    except LogitsError:
-        return []
+def play(
+    policy: Policy,
+    environment: Environment,
+    rules: SamplingRules,
+    count: int,
+    temperature: float = GREEDY_TEMPERATURE,
+    chat: Chat | None = None,
+    told: Callable[[int], None] = lambda done: None,
+) -> Played:
+    """Plays `count` held-out tasks of level 0, one sample each; the uniforms of a task follow from its seed.
+    `told` hears how many are done."""
+    settings = PolicySettings(
+        policy.tokenizer, 1, rules.max_tokens, policy.context, frozenset(rules.stop), chat=chat
+    )
+
+    def sample(requests: Sequence[EngineRequest]) -> list[Completion]:
+        wanted = [Request(r.tokens, key, r.start, r.max_tokens) for key, r in requests]
+        made = generate(policy, wanted, temperature, rules.stop)
+        return [Completion(one.tokens, one.logprobs.tolist(), one.finish) for one in made]
+
+    played = Played()
+    jobs = [Job(environment, task, _keys(task)) for task in held_out_tasks(environment, count)]
+    with Batcher(settings, sample) as batcher:
+        for start in range(0, len(jobs), AT_ONCE):
+            part = jobs[start : start + AT_ONCE]
+            try:
+                outcomes: list[Outcome] = batcher.run(part)
+            except LogitsError as error:
+                outcomes = [EnvironmentFailed(str(error))] * len(part)
+            for outcome in outcomes:
+                _count(played, outcome)
+            told(played.asked)
+    return played
+
+
+def held_out_tasks(environment: Environment, count: int) -> list[Task]:
+    """The environment's own, or those of seeds that no run assigns:
+    SHA-256(DOMAIN_HELD_OUT || id || 0 || u64le(i)). [EVM-9]"""
+    if isinstance(environment, HeldOut):
+        return environment.held_out(count)
+    material = DOMAIN_HELD_OUT + environment.info.id.encode() + b"\x00"
+    seeds = [hashlib.sha256(material + i.to_bytes(8, "little")).digest() for i in range(count)]
+    return [environment.task(seed, 0) for seed in seeds]
+
+
+def _keys(task: Task) -> Assignment:
+    stream = hashlib.shake_256(DOMAIN_HELD_OUT + task.seed).digest(32 * AGENTS)
+    return Assignment(task.seed, 0, task.seed, bytes(_UNUSED) + stream)
+
+
+def _count(played: Played, outcome: Outcome) -> None:
+    played.asked += 1
+    if isinstance(outcome, EnvironmentFailed):
+        played.failed.append(str(outcome))
+        return
+    played.rewards += [one.reward for one in outcome]
+    played.right += all(one.components.get("correct", one.reward) >= 1.0 for one in outcome)

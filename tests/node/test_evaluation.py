@@ -7,9 +7,12 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from nous_node.envs.environment import EnvironmentInfo, Task
 from nous_node.envs.registry import make_entry
-from nous_node.node.evaluation import Accuracy, held_out_accuracy
+from nous_node.envs.session import Session
+from nous_node.node.evaluation import Accuracy, held_out_accuracy, held_out_tasks, play
 from nous_node.node.runfolder import RunFolder
+from nous_node.protocol.rollouts import Role, Trajectory
 from nous_node.trainer.policy import Policy
 
 TASKS = 256
@@ -44,24 +47,51 @@ def test_it_is_measured_the_same_twice(base_run, base_policy, environment) -> No
     assert once == again
 
 
-class NoHeldOut:
-    """An environment that cannot be evaluated with one answer a task."""
+class Adding:
+    """The first of its tasks is worth all, the last one fails; it names no held-out tasks itself."""
 
-    info: ClassVar[Any] = None
+    info: ClassVar[EnvironmentInfo] = EnvironmentInfo("adding", "1", "exact", "pure", False, 1, 1)
     levels = 0
 
+    def __init__(self) -> None:
+        self.seeds: list[bytes] = []
 
-def test_without_held_out_tasks_there_is_no_figure(base_run, base_policy) -> None:
+    def task(self, seed: bytes, level: int) -> Task:
+        self.seeds.append(seed)
+        return Task(seed, level, None)
+
+    async def collect_trajectories(self, task: Task, policy: Any) -> list[Trajectory]:
+        session = Session(policy, 0)
+        session.append(policy.tokenizer.encode("sort 5283="), Role.RAW)
+        await session.sample()
+        if task.seed == self.seeds[-1]:
+            raise ZeroDivisionError("a bug in the scorer")
+        return [session.finish(1.0 if task.seed == self.seeds[0] else 0.5)]
+
+
+class Duel(Adding):
+    info: ClassVar[EnvironmentInfo] = EnvironmentInfo("duel", "1", "exact", "pure", False, 1, 2)
+
+
+def test_any_environment_has_held_out_tasks_that_are_its_own(base_run, base_policy) -> None:
+    rules, adding = base_run.manifest.sampling, Adding()
+    played = play(base_policy, adding, rules, 4)
+    assert (played.right, played.asked, played.rewards) == (1, 4, [1.0, 0.5, 0.5])
+    assert played.failed == ["The environment adding failed: ZeroDivisionError: a bug in the scorer"]
+    assert len(set(adding.seeds)) == 4
+    seeds = [task.seed for task in held_out_tasks(Duel(), 4)]
+    assert set(seeds).isdisjoint(adding.seeds)
+
+
+def test_without_an_environment_that_is_played_alone_there_is_no_figure(base_run, base_policy) -> None:
     rules = base_run.manifest.sampling
-    environment: Any = NoHeldOut()
     assert held_out_accuracy(base_policy, [], rules, 4) is None
-    assert held_out_accuracy(base_policy, [environment], rules, 4) is None
+    assert held_out_accuracy(base_policy, [Duel()], rules, 4) is None
 
 
-def test_environments_without_held_out_tasks_do_not_count(base_run, base_policy, environment) -> None:
+def test_games_against_itself_do_not_count(base_run, base_policy, environment) -> None:
     rules = base_run.manifest.sampling
-    other: Any = NoHeldOut()
-    assert held_out_accuracy(base_policy, [other, environment], rules, 32) == held_out_accuracy(
+    assert held_out_accuracy(base_policy, [Duel(), environment], rules, 32) == held_out_accuracy(
         base_policy, [environment], rules, 32
     )
 
