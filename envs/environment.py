@@ -227,9 +227,11 @@ class PolicySettings:
 
 
 class Environment(Protocol):
-    """A source of tasks and rewards. The class is made with its config and has `info` without being made."""
+    """A source of tasks and rewards. The class of one that is no member of a family is made with its config
+    and has `info` without being made."""
 
-    info: ClassVar[EnvironmentInfo]
+    @property
+    def info(self) -> EnvironmentInfo: ...
 
     @property
     def levels(self) -> int:

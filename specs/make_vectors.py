@@ -23,6 +23,7 @@ import vectors_introductions
 import vectors_model
 import vectors_peers
 import vectors_proofs
+import vectors_questions
 import vectors_receipts
 import vectors_references
 import vectors_rollouts
@@ -91,6 +92,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
+    "reasoning-gym": (
+        "Prompts, answers and held-out seeds of environments of one question.",
+        vectors_questions.questions,
+    ),
 }
 
 

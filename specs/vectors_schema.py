@@ -207,6 +207,17 @@ FIELDS: dict[str, dict[str, Any]] = {
         "reward?": NUMBER,
         "text?": TEXT,
     },
+    "reasoning-gym": {
+        "config?": OBJECT,
+        "chat?": BOOL,
+        "question?": TEXT,
+        "text?": TEXT,
+        "place?": TEXT,
+        "said?": TEXT,
+        "answer?": {"anyOf": [TEXT, {"const": None}], "description": "null: none"},
+        "index?": INT,
+        "seed?": HEX,
+    },
 }
 
 

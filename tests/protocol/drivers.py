@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nous_node.envs import sort_digits
+from nous_node.envs import single_turn, sort_digits
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import unseal
@@ -328,6 +328,16 @@ def drive_sort_digits(case: Case) -> None:
     assert environment.score(task, case["solution"], True).reward == 1.0
 
 
+def drive_question(case: Case) -> None:
+    if "index" in case:
+        assert single_turn.held_out_seed("reasoning-gym", case["index"]) == raw(case["seed"])
+    elif "said" in case:
+        assert single_turn.Wording(answer=case["place"]).find(case["said"]) == case["answer"]
+    else:
+        wording, _ = single_turn.read_wording(case["config"])
+        assert wording.text(case["question"], case["chat"]) == case["text"]
+
+
 def drive_model(case: Case) -> None:
     """The tokens; the logits need the model: `tests/trainer` compares them."""
     assert list(case["text"].encode()) == case["tokens"]
@@ -369,4 +379,5 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "hellos": drive_hello,
     "nous-default": drive_model,
     "sort-digits": drive_sort_digits,
+    "reasoning-gym": drive_question,
 }
