@@ -26,8 +26,10 @@ from typing import IO, Final, Generic, Self
 
 import msgspec
 
+from .crowd import CROWD
 from .errors import EnvError
 from .framing import Frames, FrameTooLarge, Received, Sent, framed
+from .limits import MAX_TASKS
 from .sandbox import Launch, start
 
 MAX_CHILD_FRAME: Final = 1 << 24
@@ -92,6 +94,8 @@ class Child(Generic[Sent, Received]):
         self._out = _unblocked(self._process.stdout)
         self._err = _unblocked(self._process.stderr)
         self._buried = weakref.finalize(self, _bury, self._process)  # at exit at the latest
+        if launch.sandboxed:
+            CROWD.add(self._process)
 
     def __enter__(self) -> Self:
         return self
@@ -279,6 +283,8 @@ class Child(Generic[Sent, Received]):
             return self._end
         attached, exited = self._attached, _exited(self._process)
         self.detach()
+        if not CROWD.remove(self._process) and self._launch.sandboxed:
+            cause = f"started more than {MAX_TASKS} threads"
         _signal(self._process)
         for _ in range(LAST_READS):
             if "err" not in self._open or not self._listen():
@@ -307,6 +313,7 @@ class Child(Generic[Sent, Received]):
 
 def _bury(process: subprocess.Popen[bytes]) -> None:
     """Ends the process with its group, and takes note of how it ended."""
+    CROWD.remove(process)
     _signal(process)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(BURIAL_S)

@@ -2,6 +2,7 @@
 
     python -S -P limits.py MEMORY PARENT MODULE
 
+PARENT is 0 in a sandbox, which ends with its parent already.
 `-S` keeps the interpreter from running what packages left in `site-packages` before the bounds are set.
 This file imports nothing but the standard library: it runs in other interpreters than ours.
 """
@@ -20,7 +21,10 @@ MAX_FILE = 64 << 20
 MAX_OPEN = 256
 """Descriptors: a library with its data files needs some tens."""
 MAX_TASKS = 256
-"""Threads of the whole sandbox. The kernel does not count those of root; `child` does."""
+"""Threads of the whole sandbox; `crowd` counts those that the kernel does not."""
+COUNTED_APART = (5, 14)
+"""Since this Linux the tasks of a user are counted in each user namespace for itself. Before, all that the
+user runs would count against the child."""
 SET_PDEATHSIG = 1
 """prctl(2): the signal when the parent dies."""
 
@@ -31,6 +35,13 @@ def bound(memory: int) -> None:
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, MAX_FILE)
     _limit(resource.RLIMIT_NOFILE, MAX_OPEN)
+
+
+def bound_tasks() -> None:
+    """The same of threads, in a user namespace of its own."""
+    release = os.uname().release.split(".")
+    if (int(release[0]), int(release[1].split("-")[0])) >= COUNTED_APART:
+        _limit(resource.RLIMIT_NPROC, MAX_TASKS)
 
 
 def _limit(kind: int, wanted: int) -> None:
@@ -53,7 +64,9 @@ def main() -> None:
     """Sets the bounds, then becomes `python -m MODULE`."""
     memory, parent, module = sys.argv[1:]
     bound(int(memory))
-    if parent != "0":
+    if parent == "0":
+        bound_tasks()
+    else:
         die_with(int(parent))
     site.main()
     sys.argv[:] = [module]

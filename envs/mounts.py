@@ -47,6 +47,9 @@ _NETWORK: Final = (
     "/var/lib/ca-certificates",
 )
 """Names are resolved and certificates are checked with these, on the distributions that we know."""
+_CLOSED: Final = (Path("/proc"), Path("/dev"), Path("/"))
+"""Read-only once all is in place. /proc because a node that runs as root has a child that owns the files in
+/proc/sys, whatever its capabilities; the others because files there would take unbounded memory."""
 _INSTALLED: Final = ("bin", "lib", "lib64", "ssl")
 """Of an interpreter that is no virtual environment: its prefix may be a home."""
 _PROBE_S: Final = 20.0
@@ -81,7 +84,7 @@ def mounts(view: View) -> list[str]:
     files = [*_LOADER, *(_NETWORK if view.network else ())]
     steps |= {Path(name): ["--ro-bind-try", name, name] for name in files}
     ordered = [word for target in sorted(steps, key=_depth) for word in steps[target]]
-    closed = [word for target in (*masked, Path("/dev"), Path("/")) for word in ("--remount-ro", str(target))]
+    closed = [word for target in (*masked, *_CLOSED) for word in ("--remount-ro", str(target))]
     return [*ordered, *_unmerged(), *_links(view.python, list(shown)), *closed]
 
 
