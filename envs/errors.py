@@ -6,10 +6,13 @@
             ├── UnknownEnvironment   no installed package offers it
             ├── BrokenEnvironment    it is installed and cannot be imported or made
             ├── BadConfig            a key or value of its config that it does not take
+            ├── CannotStart          this machine cannot start the process that it would run in
+            ├── BadChat              a model's conversation format that cannot be extended token by token
             └── EnvironmentFailed    it was running: it raised, hung, or broke the rules of a session
 
 A group whose environment failed is given up by a volunteer. At the verifier the same failure is a
-RemoteError(ENVIRONMENT_FAILED), see `replay`.
+RemoteError(ENVIRONMENT_FAILED), see `replay`. BrokenEnvironment and CannotStart are nobody's fault but this
+machine's: a trainer stops with them.
 """
 
 from __future__ import annotations
@@ -31,6 +34,14 @@ class BrokenEnvironment(EnvError):
 
 class BadConfig(EnvError):
     """A key or a value in an environment's config that it does not take."""
+
+
+class BadChat(EnvError):
+    """A model's conversation format is missing, hostile, or cannot be extended token by token."""
+
+
+class CannotStart(EnvError):
+    """This machine cannot start the process that an environment runs in."""
 
 
 class EnvironmentFailed(EnvError):
