@@ -16,9 +16,16 @@ from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
 
 from nous_node.protocol.errors import Code, RemoteError
-from nous_node.protocol.rollouts import RolloutGroup, Trajectory, unpack_floats, unpack_tokens
+from nous_node.protocol.rollouts import (
+    RolloutGroup,
+    Trajectory,
+    path_tokens,
+    unpack_floats,
+    unpack_tokens,
+)
 
 from .environment import Completion, Environment, Finish, GenerateRequest, PolicySettings, Task
+from .errors import BrokenEnvironment, CannotStart
 
 T = TypeVar("T")
 
@@ -29,22 +36,33 @@ DEADLINE_S: Final = 60.0
 class _Record:
     """The recorded tokens of one trajectory and how far they were handed out."""
 
-    __slots__ = ("ends", "logprobs", "sampled", "starts", "tokens", "turn")
+    __slots__ = ("_parents", "_segments", "ends", "logprobs", "sampled", "starts", "tokens", "turn", "turns")
 
     def __init__(self, trajectory: Trajectory, form: str) -> None:
         self.tokens = unpack_tokens(trajectory.tokens)
         self.logprobs = unpack_floats(trajectory.logprobs, form)
+        self._segments, self._parents = trajectory.segments, trajectory.parents
+        self.turns: list[int] = []
+        """The segments that were sampled, and where these start and end."""
         self.starts: list[int] = []
         self.ends: list[int] = []
         position = 0
-        for segment in trajectory.segments:
+        for number, segment in enumerate(trajectory.segments):
             end = position + segment.length
             if segment.trained:
+                self.turns.append(number)
                 self.starts.append(position)
                 self.ends.append(end)
             position = end
         self.turn = 0
         self.sampled = 0
+
+    def seen(self) -> list[int]:
+        """The tokens that the policy saw before the next turn."""
+        if self._parents is None:
+            return self.tokens[: self.starts[self.turn]]
+        parent = self._parents[self.turns[self.turn]]
+        return path_tokens(self.tokens, self._segments, self._parents, parent)
 
 
 class ReplayPolicy:
@@ -90,7 +108,7 @@ class ReplayPolicy:
                 threshold=record.turn + 1,
             )
         start, end = record.starts[record.turn], record.ends[record.turn]
-        _check_prefix(index, record.tokens, start, request.tokens)
+        _check_equal(index, record.seen(), request.tokens)
         finish = self._finish(index, record.tokens[start:end], request.max_tokens)
         sampled = record.sampled
         record.sampled += end - start
@@ -130,7 +148,8 @@ def replay(
 
     `threshold`: largest absolute difference of a claimed reward or advantage (`Thresholds.reward`).
     Raises RemoteError: PROMPT_MISMATCH, SEGMENTS, FINISH, GROUP_SIZE, ADVANTAGES, REWARD_MISMATCH, or
-    ENVIRONMENT_FAILED where the environment raises. Not for use inside an event loop.
+    ENVIRONMENT_FAILED where the environment raises; BrokenEnvironment or CannotStart where this machine cannot
+    run it, whatever the group holds. Not for use inside an event loop.
     """
     returned = _collected(environment, task, group, settings)
     recorded = group.trajectories
@@ -153,6 +172,8 @@ def _collected(
     policy = ReplayPolicy(settings, group.trajectories)
     try:
         returned = _finished(environment.collect_trajectories(task, policy))
+    except (BrokenEnvironment, CannotStart):  # this machine's fault, and so no verdict on the group
+        raise
     except Exception as error:  # somebody else's code, on text that somebody else wrote
         raise policy.error or RemoteError(
             Code.ENVIRONMENT_FAILED,
@@ -189,12 +210,13 @@ def _loop(thread: int) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _check_prefix(index: int, recorded: list[int], start: int, asked: list[int]) -> None:
-    if len(asked) == start and recorded[:start] == asked:
+def _check_equal(index: int, recorded: list[int], asked: list[int]) -> None:
+    if recorded == asked:
         return
-    pairs = zip(recorded[:start], asked, strict=False)
+    pairs = zip(recorded, asked, strict=False)
     position = next(
-        (place for place, (theirs, ours) in enumerate(pairs) if theirs != ours), min(start, len(asked))
+        (place for place, (theirs, ours) in enumerate(pairs) if theirs != ours),
+        min(len(recorded), len(asked)),
     )
     raise RemoteError(
         Code.PROMPT_MISMATCH,
@@ -207,9 +229,7 @@ def _check_prefix(index: int, recorded: list[int], start: int, asked: list[int])
 def _compare(index: int, ours: Trajectory, theirs: Trajectory) -> None:
     """Everything but numbers: equal, or the code of the first part that is not."""
     if ours.tokens != theirs.tokens:
-        _check_prefix(
-            index, unpack_tokens(theirs.tokens), len(theirs.tokens) // 4, unpack_tokens(ours.tokens)
-        )
+        _check_equal(index, unpack_tokens(theirs.tokens), unpack_tokens(ours.tokens))
     if ours.segments != theirs.segments or ours.parents != theirs.parents:
         raise RemoteError(Code.SEGMENTS, f"Trajectory {index} has other segments than its environment makes.")
     if ours.agent != theirs.agent:

@@ -7,6 +7,13 @@
 
 One `append` is one segment and one completion is one segment. Text is never tokenised twice: what the
 policy sampled stays as it was sampled, and an environment that rewrites a history starts a new session.
+
+A trajectory may be a tree: several answers to one prompt, each with what comes of it.
+
+    root = session.last                        the segment added last
+    await session.sample()
+    session.branch(root)                       what comes next goes on from there
+    await session.sample()                     sees the prompt, and nothing of the first answer
 """
 
 from __future__ import annotations
@@ -14,7 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from nous_node.protocol.errors import LocalError
-from nous_node.protocol.rollouts import Ending, Role, Segment, Trajectory, pack_floats, pack_tokens
+from nous_node.protocol.rollouts import (
+    Ending,
+    Role,
+    Segment,
+    Trajectory,
+    pack_floats,
+    pack_tokens,
+    path_tokens,
+)
 from nous_node.protocol.structure import MAX_REWARD
 
 from .environment import Completion, Finish, GenerateRequest, Message, Policy, Tool
@@ -26,11 +41,14 @@ class Session:
 
     __slots__ = (
         "_asked",
+        "_at",
+        "_branched",
         "_context",
         "_finish",
         "_limit",
         "_logprob_format",
         "_logprobs",
+        "_parents",
         "_policy",
         "_segments",
         "_tokens",
@@ -47,6 +65,9 @@ class Session:
         self._logprob_format = policy.logprob_format
         self._tokens: list[int] = []
         self._segments: list[Segment] = []
+        self._parents: list[int] = []
+        self._at = -1
+        self._branched = False
         self._logprobs: list[float] = []
         self._asked = 0
         self._finish: Finish = "length"
@@ -55,6 +76,19 @@ class Session:
     def tokens(self) -> list[int]:
         """A copy of all tokens so far."""
         return self._tokens.copy()
+
+    @property
+    def path(self) -> list[int]:
+        """A copy of the tokens that the policy sees: all of them, where nothing branched."""
+        if not self._branched and self._at == len(self._segments) - 1:
+            return self._tokens.copy()
+        return path_tokens(self._tokens, self._segments, self._parents, self._at)
+
+    @property
+    def last(self) -> int:
+        """The segment that the next one goes on from: the one added last, unless `branch` named another; -1
+        at first."""
+        return self._at
 
     @property
     def sampled(self) -> int:
@@ -66,6 +100,17 @@ class Session:
         """Tokens that can still be sampled; a session without room is over."""
         return max(0, min(self._limit - len(self._logprobs), self._context - len(self._tokens)))
 
+    def branch(self, segment: int) -> None:
+        """What is added next goes on from `segment` (`last`, when it was that) and sees it and all that it
+        goes on from, and nothing else; -1: it begins anew. Raises EnvironmentFailed for a segment that is
+        not there."""
+        self._check_idle()
+        if not -1 <= segment < len(self._segments):
+            raise EnvironmentFailed(
+                f"Trajectory {self.trajectory} has no segment {segment} to go on from; mend the environment."
+            )
+        self._at = segment
+
     def append(self, tokens: Sequence[int], role: Role) -> None:
         """Adds a segment that the policy did not write.
 
@@ -76,7 +121,7 @@ class Session:
         fitting = tokens[: self._context - len(self._tokens)]
         if fitting:
             self._tokens.extend(fitting)
-            self._segments.append(Segment(len(fitting), role, False))
+            self._add(Segment(len(fitting), role, False))
 
     def converse(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Adds messages in the model's own conversation format, up to where the policy answers: the whole
@@ -87,7 +132,8 @@ class Session:
                 "The run's model has no conversation format that can be extended token by token: give the "
                 "environment a plain prompt, or take a chat model."
             )
-        pieces = chat.extend(self._tokens, messages, tools) if self._tokens else chat.prompt(messages, tools)
+        path = self.path
+        pieces = chat.extend(path, messages, tools) if path else chat.prompt(messages, tools)
         for role, tokens in pieces:
             self.append(tokens, role)
 
@@ -97,12 +143,12 @@ class Session:
         Raises EnvironmentFailed where there is no room: look at `room` before another turn.
         """
         self._check_idle()
-        room = self.room
-        if not self._tokens or room == 0:
-            what = "no room for another turn" if self._tokens else "no prompt yet"
+        room, path = self.room, self.path
+        if not path or room == 0:
+            what = "no room for another turn" if path else "no prompt yet"
             raise EnvironmentFailed(f"Trajectory {self.trajectory} has {what}; mend the environment.")
         self._asked = room if max_tokens is None else min(room, max(1, max_tokens))
-        return GenerateRequest(self._tokens.copy(), self.trajectory, len(self._logprobs), self._asked)
+        return GenerateRequest(path, self.trajectory, len(self._logprobs), self._asked)
 
     def take(self, completion: Completion) -> None:
         """Adds what the policy sampled for the open request. Raises LocalError where it does not fit it."""
@@ -119,7 +165,7 @@ class Session:
             )
         self._tokens.extend(tokens)
         self._logprobs.extend(logprobs)
-        self._segments.append(Segment(count, Role.ASSISTANT, True))
+        self._add(Segment(count, Role.ASSISTANT, True))
         self._finish = finish
         self._asked = 0
 
@@ -154,7 +200,14 @@ class Session:
             agent=self.agent,
             advantages=None if advantages is None else pack_floats(advantages),
             advantage=None if advantage is None else float(advantage),
+            parents=self._parents.copy() if self._branched else None,
         )
+
+    def _add(self, segment: Segment) -> None:
+        self._branched = self._branched or self._at != len(self._segments) - 1
+        self._parents.append(self._at)
+        self._at = len(self._segments)
+        self._segments.append(segment)
 
     def _ending(self) -> Ending:
         """[ROL-8]"""

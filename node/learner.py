@@ -54,7 +54,7 @@ from .learning import Learning, read_learning
 from .pipe import ParentPipe
 from .runfolder import RunFolder
 from .selection import Participants, Shares, Waiting
-from .verification import CheckedGroup, Verifier
+from .verification import CheckedGroup, CheckedTrajectory, Verifier
 from .versions import Versions, folder_tensors
 
 DURABLE_SECONDS = 5.0
@@ -350,12 +350,15 @@ def _resumed(optimizer: Optimizer, state: Path) -> str:
 
 def _group(group: CheckedGroup) -> Group:
     return Group(
-        [
-            Trajectory(one.tokens, one.trained, one.logprobs, one.advantages, one.advantage, one.agent)
-            for one in group.trajectories
-        ],
+        [_learnt(one) for one in group.trajectories],
         group.rewards,
         group.candidate.version,
+    )
+
+
+def _learnt(one: CheckedTrajectory) -> Trajectory:
+    return Trajectory(
+        one.tokens, one.trained, one.logprobs, one.advantages, one.advantage, one.agent, one.tree
     )
 
 

@@ -155,7 +155,8 @@ class SelfCheck:
         for one in group.trajectories:
             if found and time.monotonic() > self._deadline:
                 break
-            recorded = Recorded(one.tokens, one.trained, uniforms(one.key, 0, len(one.logprobs)))
+            drawn = uniforms(one.key, 0, len(one.logprobs))
+            recorded = Recorded(one.tokens, one.trained, drawn, one.tree)
             found += prefill(verifier, [recorded], self._manifest.sampling.temperature)
         return found
 

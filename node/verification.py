@@ -33,6 +33,7 @@ from nous_node.protocol.tasks import Assignment, assign, task_seed
 from nous_node.trainer.generate import uniforms
 from nous_node.trainer.policy import Policy
 from nous_node.trainer.prefill import Recomputed, Recorded, prefill
+from nous_node.trainer.tree import Tree
 
 from .copies import Owner
 from .learner_messages import Candidate
@@ -63,6 +64,8 @@ class CheckedTrajectory:
     advantage: float | None
     """The environment's for all trained tokens, likewise."""
     agent: str
+    tree: Tree | None
+    """Where attention is not plain causal."""
     key: bytes
     """Sampler key."""
 
@@ -153,7 +156,7 @@ class Verifier:
     def recompute(self, policy: Policy, groups: Sequence[CheckedGroup]) -> list[list[Recomputed]]:
         """One prefill for all groups: what `policy` gives for each of their trajectories."""
         recorded = [
-            Recorded(one.tokens, one.trained, uniforms(one.key, 0, len(one.logprobs)))
+            Recorded(one.tokens, one.trained, uniforms(one.key, 0, len(one.logprobs)), one.tree)
             for group in groups
             for one in group.trajectories
         ]
@@ -224,6 +227,7 @@ def _arrays(recorded: Trajectory, made: Trajectory, key: bytes, form: str) -> Ch
         advantages=None if advantages is None else np.array(unpack_floats(advantages), np.float32),
         advantage=made.advantage,
         agent=made.agent,
+        tree=None if recorded.parents is None else Tree.of(lengths, recorded.parents),
         key=key,
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import accumulate
 from typing import Annotated, Literal
 
 import msgspec
@@ -174,3 +175,16 @@ def unpack_floats(data: bytes, form: str = "f32") -> list[float]:
 
 def trained_tokens(trajectory: Trajectory) -> int:
     return sum(segment.length for segment in trajectory.segments if segment.trained)
+
+
+def path_tokens(
+    tokens: Sequence[int], segments: Sequence[Segment], parents: Sequence[int], last: int
+) -> list[int]:
+    """The tokens of the segments from a root down to `last`, which may be -1: what is seen of a trajectory
+    behind that segment. [ROL-9]"""
+    path = []
+    while last >= 0:
+        path.append(last)
+        last = parents[last]
+    starts = list(accumulate((segment.length for segment in segments), initial=0))
+    return [token for one in reversed(path) for token in tokens[starts[one] : starts[one + 1]]]

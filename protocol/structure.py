@@ -154,7 +154,7 @@ def _check_finish(tokens: list[int], trajectory: Trajectory, manifest: RunManife
 
 
 def _check_parents(trajectory: Trajectory) -> None:
-    """A tree in order: every parent stands before its child. [ROL-9]"""
+    """A tree in order: every parent stands before its child, and the policy answers something. [ROL-9]"""
     parents = trajectory.parents
     if parents is None:
         return
@@ -162,3 +162,7 @@ def _check_parents(trajectory: Trajectory) -> None:
         not -1 <= parent < index for index, parent in enumerate(parents)
     ):
         raise RemoteError(Code.SEGMENTS, "The attention parents are no tree over the segments.")
+    if any(
+        parent < 0 and segment.trained for parent, segment in zip(parents, trajectory.segments, strict=True)
+    ):
+        raise RemoteError(Code.SEGMENTS, "The first token of a path cannot be sampled: nothing precedes it.")

@@ -67,6 +67,25 @@ def groups() -> list[dict[str, Any]]:
         logprobs=pack_floats([-1.0] * 4),
         parents=[-1, 0, 1, 1],
     )
+    answers = trajectory(
+        tokens=pack_tokens([7, 8, 1, STOP, 2, 3, STOP, 9, 4]),
+        segments=[
+            Segment(2, Role.USER, False),
+            sampled_of(2),
+            sampled_of(3),
+            Segment(1, Role.TOOL, False),
+            sampled_of(1),
+        ],
+        logprobs=pack_floats([-1.0] * 6),
+        parents=[-1, 0, 0, 1, 3],
+        finish="cut",
+    )
+    roots = trajectory(
+        tokens=pack_tokens([7, 1, STOP, 8, 2, STOP]),
+        segments=[Segment(1, Role.USER, False), sampled_of(2), Segment(1, Role.USER, False), sampled_of(2)],
+        logprobs=pack_floats([-1.0] * 4),
+        parents=[-1, 0, -1, 2],
+    )  # fmt: skip
     own = trajectory(advantages=pack_floats([0.5, -0.5, 1.0]))
     one, none = trajectory(advantage=-0.5, reward=-1.0), trajectory(advantage=0.0)
     short = trajectory(tokens=pack_tokens([53, 50, 61, 50, 53, 54]), finish="cut")
@@ -83,6 +102,9 @@ def groups() -> list[dict[str, Any]]:
         ("finish length: the limit of sampled tokens", "ROL-8", group(trajectories=[full, full])),
         ("finish length: the context is full", "ROL-8 ROL-4", group(trajectories=[context, context])),
         ("two turns, each ended by a stop token; a tree of segments", "ROL-8 ROL-9", group(trajectories=[turns, turns])),
+        ("two answers to one prompt, one of which is gone on from", "ROL-9", group(trajectories=[answers, answers])),
+        ("two roots", "ROL-9", group(trajectories=[roots, roots])),
+        ("parents of a chain: well-formed, but what no environment makes", "ROL-9", group(trajectories=[trajectory(parents=[-1, 0])] * 2)),
         ("advantages where the run allows them", "ROL-7", group(env="own-advantages", trajectories=[own, own])),
         ("one advantage for a trajectory, and one that is not trained on", "ROL-7", group(env="own-advantages", trajectories=[one, none])),
         ("all three kinds of advantages in one group", "ROL-7", group(env="own-advantages", trajectories=[one, own, trajectory()])),
@@ -138,6 +160,11 @@ def _bad_structure() -> list[dict[str, Any]]:
         ("parents of other number than segments", "ROL-9", {"parents": [-1]}, "segments"),
         ("a segment that is its own parent", "ROL-9", {"parents": [-1, 1]}, "segments"),
         ("a parent that comes later", "ROL-9", {"parents": [1, -1]}, "segments"),
+        ("two segments that are each other's parents", "ROL-9", {"tokens": pack_tokens([1, 2, 3, 4, 5, STOP]), "segments": [Segment(1, Role.USER, False), Segment(1, Role.USER, False), Segment(1, Role.USER, False), sampled_of(3)], "parents": [-1, 2, 1, 0]}, "segments"),
+        ("a trained segment as a root", "ROL-9", {"parents": [-1, -1]}, "segments"),
+        ("branches that are together longer than the context", "ROL-4 ROL-9", {"tokens": pack_tokens([1] * 65), "segments": [Segment(33, Role.RAW, False), Segment(29, Role.RAW, False), sampled_of(3)], "parents": [-1, 0, 0]}, "too-long"),
+        ("more parents than segments", "ROL-9", {"parents": [-1, 0, 0]}, "segments"),
+        ("no parents", "ROL-9", {"parents": []}, "segments"),
         ("a parent of -2", "ROL-9", {"parents": [-2, 0]}, "segments"),
         ("a reward out of range", "ROL-11", {"reward": 1.1e6}, "out-of-range"),
         ("a negative reward out of range", "ROL-11", {"reward": -1.1e6}, "out-of-range"),
@@ -208,6 +235,8 @@ def _bad_shapes() -> list[dict[str, Any]]:
         ("a reward as text", "ROL-13", inner(reward="1")),
         ("a reward as a bool", "ENC-12", inner(reward=True)),
         ("no reward", "ROL-13", inner(reward=None)),
+        ("parents as bytes", "ROL-13", inner(parents=bytes([0, 1]))),
+        ("a parent as a float", "ENC-12", inner(parents=[-1, 0.0])),
         ("an unknown finish", "ROL-13", inner(finish="tired")),
         ("an advantage as text", "ROL-13", inner(advantage="1")),
         ("an advantage as a bool", "ENC-12", inner(advantage=True)),

@@ -127,6 +127,15 @@ class Policy:
         kinds = getattr(config, "layer_types", None) or ["full_attention"]
         return config.model_type in TREE_ATTENTION and set(kinds) == {"full_attention"}
 
+    @property
+    def pair_cost(self) -> float:
+        """What attention pays for a pair of columns where a mask lets it skip none, as a share of all else
+        that a layer does for a token: by the multiplications, which is twice the hidden width to the weights
+        of a layer."""
+        layers: Any = self.model.base_model.layers
+        weights = sum(weight.numel() for weight in layers[0].parameters())
+        return float(2 * self.model.config.hidden_size / weights)
+
     def logits(self, batch: MicroBatch) -> Tensor:
         """Logits [N, V] that predict the trained tokens of `batch`, in the computing dtype."""
         output = self.model.base_model(

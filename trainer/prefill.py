@@ -18,6 +18,7 @@ from .batch import micro_batches
 from .errors import RequestError
 from .policy import Policy
 from .sampling import distances
+from .tree import Tree
 
 # Places of one forward pass: enough to fill two cores, small enough for the memory of a laptop.
 TOKEN_BUDGET = 4096
@@ -31,6 +32,8 @@ class Recorded:
     tokens: NDArray[np.int64]
     trained: NDArray[np.bool_]
     uniforms: NDArray[np.float64]
+    tree: Tree | None = None
+    """Where attention is not plain causal."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,12 @@ def prefill(
         policy.device
     )
     for batch in micro_batches(
-        recorded, token_budget, policy.tokenizer.vocab_size, policy.shares_prompts, policy.device
+        recorded,
+        token_budget,
+        policy.tokenizer.vocab_size,
+        policy.shares_prompts,
+        policy.device,
+        policy.pair_cost,
     ):
         logits_NV = policy.logits(batch)
         logprobs[batch.places_N], away[batch.places_N] = distances(

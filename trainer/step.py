@@ -31,6 +31,7 @@ from .loss import (
 )
 from .optim import Optimizer, OptimizerConfig
 from .policy import Policy
+from .tree import Tree
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Trajectory:
     `behaviour_logprobs` float32 [N] and, where the environment gives its own, `advantages` float32 [N].
 
     `advantage` is the environment's own for all of them (0: left out of the update, but its reward counts in
-    the baseline); `agent` is who played, where there are several."""
+    the baseline); `agent` is who played, where there are several; `tree`: where
+    attention is one."""
 
     tokens: NDArray[np.int64]
     trained: NDArray[np.bool_]
@@ -76,6 +78,7 @@ class Trajectory:
     advantages: NDArray[np.float32] | None = None
     advantage: float | None = None
     agent: str = ""
+    tree: Tree | None = None
 
     @property
     def idle(self) -> bool:
@@ -160,7 +163,9 @@ def _samples(group: Group, kind: AdvantageKind, baseline: Baseline) -> list[Samp
         return []
     advantages = group_advantages(kind, rewards, baseline, agents)
     return [
-        Sample(one.tokens, one.trained, one.behaviour_logprobs, _each(one, advantage), group.version)
+        Sample(
+            one.tokens, one.trained, one.behaviour_logprobs, _each(one, advantage), group.version, one.tree
+        )
         for one, advantage in zip(group.trajectories, advantages, strict=True)
         if not one.idle
     ]
@@ -197,7 +202,12 @@ def _logprobs(policy: Policy, samples: Sequence[Sample], config: UpdateConfig) -
 
 def _micro_batches(policy: Policy, samples: Sequence[Sample], config: UpdateConfig) -> list[MicroBatch]:
     return micro_batches(
-        samples, config.token_budget, policy.tokenizer.vocab_size, policy.shares_prompts, policy.device
+        samples,
+        config.token_budget,
+        policy.tokenizer.vocab_size,
+        policy.shares_prompts,
+        policy.device,
+        policy.pair_cost,
     )
 
 

@@ -148,6 +148,8 @@ EDITS: dict[str, tuple[Code, Edit]] = {
     "advantage of its own": (Code.ADVANTAGES, lambda group: edited(group, advantage=9.0)),
     "sample kept out of training": (Code.ADVANTAGES, lambda group: edited(group, advantage=0.0)),
     "attention that is no tree": (Code.SEGMENTS, lambda group: edited(group, parents=[1, 0])),
+    "attention in a circle": (Code.SEGMENTS, lambda group: edited(group, parents=[-1, 1])),
+    "attention spelt out where it is plain": (Code.SEGMENTS, lambda group: edited(group, parents=[-1, 0])),
     "attention that hides the prompt": (Code.SEGMENTS, lambda group: edited(group, parents=[-1, -1])),
 }
 

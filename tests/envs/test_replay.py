@@ -97,7 +97,39 @@ class Shaped:
         return [session.finish(1.0, advantage=-0.25) for session in sessions]
 
 
-@pytest.mark.parametrize("name", ["sort", "guess", "duel", "shaped"])
+@pytest.fixture
+def tree(engine: Any, settings: PolicySettings, group_of: Maker) -> Case:
+    return Case(Branching(), engine, settings, group_of)
+
+
+class Branching(Shaped):
+    """Two answers to one prompt, a remark behind each, and another answer behind the first remark."""
+
+    async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
+        sessions = [Session(policy, index) for index in range(policy.group)]
+        for session in sessions:
+            session.append([1, 2, 3], Role.RAW)
+        await sample_all(policy, sessions, 2)
+        for session in sessions:
+            session.branch(0)
+        await sample_all(policy, sessions, 2)
+        for session in sessions:
+            session.append([5], Role.TOOL)
+            session.branch(1)
+            session.append([4], Role.TOOL)
+        await sample_all(policy, sessions, 2)
+        return [session.finish(1.0) for session in sessions]
+
+
+def test_other_attention_is_seen(tree: Case) -> None:
+    first = tree.group.trajectories[0]
+    assert first.parents == [-1, 0, 0, 2, 1, 4]
+    assert tree.code(parents=[-1, 0, 0, 2, 2, 4]) is Code.PROMPT_MISMATCH
+    assert tree.code(parents=[-1, 0, 0, 1, 1, 4]) is Code.SEGMENTS
+    assert tree.code(parents=None) is Code.PROMPT_MISMATCH
+
+
+@pytest.mark.parametrize("name", ["sort", "guess", "duel", "shaped", "tree"])
 def test_an_honest_group_replays_to_its_rewards(name: str, request: pytest.FixtureRequest) -> None:
     case: Case = request.getfixturevalue(name)
     assert case.replay() == [trajectory.reward for trajectory in case.group.trajectories]
@@ -145,7 +177,8 @@ def test_another_role_is_seen(sort: Case) -> None:
 
 
 def test_attention_that_the_environment_does_not_ask_for_is_seen(sort: Case) -> None:
-    assert sort.code(parents=[-1, -1]) is Code.SEGMENTS
+    assert sort.code(parents=[-1, 0]) is Code.SEGMENTS
+    assert sort.code(parents=[-1, -1]) is Code.PROMPT_MISMATCH
 
 
 def test_a_turn_that_is_left_out_is_seen(guess: Case) -> None:

@@ -167,6 +167,69 @@ def test_one_advantage_goes_with_the_trajectory(advantage: float) -> None:
     assert answered().finish(0.0, advantage=advantage).advantage == advantage
 
 
+def said(session: Session, tokens: list[int]) -> list[int]:
+    """What the policy is asked with before it says this."""
+    asked = session.request(len(tokens)).tokens
+    finish = "stop" if tokens[-1] == EOS else "length"
+    session.take(Completion(tokens, [-1.0] * len(tokens), finish))
+    return asked
+
+
+def test_a_branch_sees_its_own_path_and_nothing_else() -> None:
+    session = opened()
+    session.append([1, 2], Role.USER)
+    root = session.last
+    assert said(session, [5, 6]) == [1, 2]
+    first = session.last
+    session.branch(root)
+    assert said(session, [7]) == [1, 2]
+    session.append([3], Role.TOOL)
+    assert said(session, [8]) == [1, 2, 7, 3]
+    session.branch(first)
+    assert session.path == [1, 2, 5, 6]
+    assert said(session, [EOS]) == [1, 2, 5, 6]
+    trajectory = session.finish(1.0)
+    assert trajectory.parents == [-1, 0, 0, 2, 3, 1]
+    assert unpack_tokens(trajectory.tokens) == [1, 2, 5, 6, 7, 3, 8, EOS]
+    assert (trajectory.finish, session.sampled) == ("stop", 5)
+
+
+def test_branches_count_their_sampled_tokens_together() -> None:
+    session = opened(max_tokens=4)
+    session.append([1], Role.USER)
+    said(session, [5, 6])
+    session.branch(0)
+    assert session.request().start == 2
+    session.take(Completion([5, 6], [-1.0, -1.0], "length"))
+    session.branch(0)
+    assert session.room == 0
+    assert session.finish(0.0).finish == "length"
+
+
+@pytest.mark.parametrize("segment", [-2, 2, 7])
+def test_a_branch_from_nowhere_fails_the_environment(segment: int) -> None:
+    session = answered()
+    with pytest.raises(EnvironmentFailed, match="no segment"):
+        session.branch(segment)
+
+
+def test_a_new_root_needs_a_prompt() -> None:
+    session = answered()
+    session.branch(-1)
+    with pytest.raises(EnvironmentFailed, match="no prompt"):
+        session.request()
+    session.append([4], Role.USER)
+    assert said(session, [5]) == [4]
+
+
+def test_going_on_from_the_end_is_no_branch() -> None:
+    session = answered()
+    session.branch(0)
+    session.branch(1)
+    session.append([2], Role.TOOL)
+    assert session.finish(0.0).parents is None
+
+
 def test_many_sessions_are_sampled_in_one_call(policy: Policy, settings: PolicySettings) -> None:
     sessions = [Session(policy, index) for index in range(3)]
     for session in sessions:
