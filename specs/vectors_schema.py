@@ -207,6 +207,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "reward?": NUMBER,
         "text?": TEXT,
     },
+    "lockstep": {"seed": HEX, "rows?": INT, "row?": INT, "start?": INT},
     "reasoning-gym": {
         "config?": OBJECT,
         "chat?": BOOL,
