@@ -148,8 +148,8 @@ def replay(
 
     `threshold`: largest absolute difference of a claimed reward or advantage (`Thresholds.reward`).
     Raises RemoteError: PROMPT_MISMATCH, SEGMENTS, FINISH, GROUP_SIZE, ADVANTAGES, REWARD_MISMATCH, or
-    ENVIRONMENT_FAILED where the environment raises; BrokenEnvironment or CannotStart where this machine cannot
-    run it, whatever the group holds. Not for use inside an event loop.
+    ENVIRONMENT_FAILED where the environment raises; BrokenEnvironment or CannotStart where this machine
+    cannot run it, whatever the group holds. Not for use inside an event loop.
     """
     returned = _collected(environment, task, group, settings)
     recorded = group.trajectories
