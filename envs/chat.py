@@ -55,7 +55,9 @@ class TemplateChat:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._vocabulary = bridge.vocabulary
+        self.vocabulary = bridge.vocabulary
+        self.close = bridge.close
+        """The token that ends an answer."""
         self._grammar = Grammar.of(bridge.source, bridge.opens_thinking())
         self._kept: dict[tuple[object, ...], Skeleton] = {}
 
@@ -71,15 +73,14 @@ class TemplateChat:
         """See `Chat.extend`."""
         _check(messages)
         added = self._filled(self._bridge.later, messages, tools, False)
-        close = self._bridge.close
-        closed = bool(tokens) and tokens[-1] == close
-        pieces = [] if closed else [Piece(Role.ASSISTANT, [close])]
+        closed = bool(tokens) and tokens[-1] == self.close
+        pieces = [] if closed else [Piece(Role.ASSISTANT, [self.close])]
         return [*pieces, Piece(_ROLES[messages[-1].role], added)]
 
     def parse(self, tokens: Sequence[int], /) -> Message:
         """See `Chat.parse`."""
         ended = bool(tokens) and tokens[-1] in self._bridge.ends
-        return self._grammar.parse(self._vocabulary.decode(tokens[:-1] if ended else tokens))
+        return self._grammar.parse(self.vocabulary.decode(tokens[:-1] if ended else tokens))
 
     def _filled(
         self,
@@ -99,11 +100,11 @@ class TemplateChat:
                     f"The conversation format of the run's model does not take these messages: {error}. Give "
                     "it others, or take another model."
                 ) from error
-            skeleton = Skeleton(self._vocabulary, found, start)
+            skeleton = Skeleton(self.vocabulary, found, start)
             if len(self._kept) >= KEPT:
                 self._kept.clear()
             self._kept[key] = skeleton
-        return skeleton.fill(self._vocabulary, masked.texts)
+        return skeleton.fill(self.vocabulary, masked.texts)
 
 
 def _check(messages: Sequence[Message]) -> None:
