@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +42,9 @@ MAX_SCRIPT: Final = 1_000_000
 
 MIN_PYTHON: Final = (3, 11)
 """As for this package, whose modules run there as well."""
+
+MIN_PIP: Final = (22, 3)
+"""The first that works on another interpreter."""
 
 _SOURCES: Final = (".tar.gz", ".zip", ".tar.bz2")
 
@@ -91,13 +94,13 @@ def install(
     Raises StorageError, InstallError, UnreachableError.
     """
     started = time.monotonic()
-    root = Home.open(home).path / FOLDER
+    root = Home.open(home.absolute()).path / FOLDER
     with disk_errors(root):
         root.mkdir(mode=0o700, exist_ok=True)
     place = root / recipe.name
     with _alone(root, recipe.name):
         before = _record(place)
-        wanted = _wanted(recipe, before, extra, builds, _version(python or Path(sys.executable)))
+        wanted = _wanted(recipe, before, extra, builds, _release(python or Path(sys.executable)))
         changed = before != wanted or any(_is_path(one) for one in extra) or not interpreter(place).exists()
         if changed:
             _make(place, recipe, wanted, python or Path(sys.executable), told)
@@ -106,7 +109,7 @@ def install(
 
 def remove(home: Path, name: str) -> Path:
     """Deletes the virtual environment of a recipe; its folder. Raises StorageError, InstallError."""
-    root = home / FOLDER
+    root = home.absolute() / FOLDER
     place = root / name
     if name not in RECIPES or not place.is_dir():
         raise InstallError(f"Nothing named {name[:64]!r} is installed in {root}.")
@@ -200,15 +203,28 @@ def _make(place: Path, recipe: Recipe, wanted: Record, python: Path, told: Told)
         shutil.rmtree(part, ignore_errors=True)
         try:
             told(f"Making {place}")
-            run([python, "-I", "-m", "venv", part], told)
+            pip = _own_pip(part)
+            run([python, "-I", "-m", "venv", *(["--without-pip"] if pip else []), part], told)
             for words in _installs(recipe, wanted):
-                run([interpreter(part), "-I", "-m", "pip", "install", *words], told)
+                run([*(pip or [interpreter(part), "-I", "-m", "pip"]), "install", *words], told)
             (part / RECORD).write_bytes(msgspec.json.encode(wanted))
             _move_scripts(part, place)
             _swap(part, place)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
+
+
+def _own_pip(part: Path) -> list[str | Path] | None:
+    """Our own pip, told to work on that interpreter: a copy of pip in every one takes longer than most
+    packages. None where there is none."""
+    try:
+        release = version("pip").split(".")[:2]
+    except PackageNotFoundError:
+        return None
+    if tuple(map(int, release)) < MIN_PIP:
+        return None
+    return [sys.executable, "-I", "-m", "pip", "--python", interpreter(part)]
 
 
 def _installs(recipe: Recipe, wanted: Record) -> Iterator[list[str]]:
@@ -253,22 +269,22 @@ def _record(place: Path) -> Record | None:
         return None
 
 
-def _version(python: Path) -> str:
+def _release(python: Path) -> str:
     script = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
     try:
         done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, timeout=60)
-        version = done.stdout.strip()
-        recent = tuple(map(int, version.split("."))) >= MIN_PYTHON
+        release = done.stdout.strip()
+        recent = tuple(map(int, release.split("."))) >= MIN_PYTHON
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise InstallError(
             f"{python} is no Python interpreter that runs; name another with --python."
         ) from error
     if not recent:
         raise InstallError(
-            f"{python} is Python {version}; environments need {'.'.join(map(str, MIN_PYTHON))} or newer. "
+            f"{python} is Python {release}; environments need {'.'.join(map(str, MIN_PYTHON))} or newer. "
             "Name another interpreter with --python."
         )
-    return version
+    return release
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def run(command: Sequence[str | Path], told: Told, limit: float = LIMIT_S) -> No
     finally:
         alarm.cancel()
     if code:
-        raise _failure(code, list(tail))
+        raise failure(code, list(tail))
 
 
 def _environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -104,7 +104,8 @@ def _end(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _failure(code: int, tail: list[str]) -> LocalError:
+def failure(code: int, tail: list[str]) -> LocalError:
+    """What to say where the child ended with `code` after these last lines."""
     text = "\n".join(tail)
     if _FULL in text:
         return DiskFullError(

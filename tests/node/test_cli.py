@@ -27,7 +27,7 @@ from nous_node.protocol.runs import Invite
 from nous_node.trainer.errors import CheckpointError, ModelError
 
 COMMANDS = ["init", "train", "join", "relay", "demo", "status", "doctor", "calibrate", "peers", "audit"]
-GROUPS = ["identity", "receipts", "checkpoints"]
+GROUPS = ["identity", "receipts", "checkpoints", "env"]
 
 
 def run(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
