@@ -10,10 +10,9 @@ from typing import Annotated
 
 import typer
 
-from . import cli_checkpoints, cli_envs, cli_models, cli_trust
+from . import cli_checkpoints, cli_demo, cli_envs, cli_models, cli_trust
 from .cli_exit import EXIT_CODES, Exit, verdict, write_crash
 from .cli_options import (
-    OUTPUT,
     AnnounceFlag,
     ConfigFlag,
     DeviceFlag,
@@ -50,6 +49,7 @@ identity_app = typer.Typer(
 app.add_typer(identity_app, name="identity")
 cli_trust.register(app)
 cli_checkpoints.register(app)
+cli_demo.register(app)
 cli_envs.register(app)
 cli_models.register(app)
 
@@ -297,35 +297,6 @@ def relay(
         "http": http,
     }
     relay_run(invite, config, flags, home, json=json)
-
-
-@app.command(epilog=EXIT_CODES)
-def demo(
-    volunteers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Volunteer processes.")] = 2,
-    seconds: Annotated[float, typer.Option(min=5, metavar="S", help="How long to learn.")] = 150,
-    seed: Annotated[int, typer.Option(min=0, metavar="K", help="Other keys, other tasks.")] = 0,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the figures of the demo there as JSON.")
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, metavar="SHARE", help="Stop once held-out greedy accuracy reaches this."),
-    ] = None,
-    home: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", rich_help_panel=OUTPUT, help="Keep all state there. Default: a temporary folder."
-        ),
-    ] = None,
-    json: JsonFlag = False,
-) -> None:
-    """A trainer and volunteers on this machine, as separate processes, learning to sort digits.
-
-    Exits with 1 if held-out greedy accuracy did not rise by 0.2.
-    """
-    from .demo import DemoOptions, run_demo
-
-    raise typer.Exit(run_demo(DemoOptions(volunteers, seconds, seed, report, target, home, json)))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -40,6 +40,7 @@ class Contribution:
         self._started = time.monotonic()
         self._first_batch: float | None = None
         self._worked = 0.0
+        self._making = self._environments = 0.0
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._tokens = 0
         self._recent: deque[tuple[float, int]] = deque()
@@ -81,6 +82,11 @@ class Contribution:
     def sampled(self, tokens: int) -> None:
         self._tokens += tokens
         self._recent.append((time.monotonic(), tokens))
+
+    def made_in(self, seconds: float, environments: float) -> None:
+        """What a batch took in the worker, and what of it environments took."""
+        self._making += seconds
+        self._environments += environments
 
     def sent(self, group: Group) -> None:
         self._sent += 1
@@ -163,6 +169,8 @@ class Contribution:
             of=0 if standing is None else standing.of,
             generating_share=min(1.0, self._worked / since) if since > 0 else 0.0,
             spent={phase: seconds / since for phase, seconds in sorted(self._spent.items()) if since > 0},
+            working_seconds=self._making,
+            environment_seconds=self._environments,
             network=self._network,
             seconds=now - self._started,
         )

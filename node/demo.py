@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+from msgspec.structs import replace
 
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
@@ -40,7 +41,8 @@ from .events import (
     VolunteerStatus,
 )
 from .home import Home
-from .plan import RunPlan, with_environments
+from .plan import RunPlan, read_plan, with_environments
+from .plots import check_plots, plot
 from .runfolder import RunFolder
 from .store import Journal
 from .views import View, open_view
@@ -50,8 +52,8 @@ RUN_NAME = "demo"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 REQUIRED_RISE = 0.2
 """Of held-out greedy accuracy. The base has about .4; by chance 512 tasks move it by .02."""
-READY_SECONDS = 60.0
-"""Until the trainer prints its invite: imports of torch on a cold disk."""
+READY_SECONDS = 180.0
+"""Until the trainer prints its invite: imports of torch on a cold disk, and a model of some hundred MB."""
 
 
 LEARNING: dict[str, bool | int | float | str] = {"raise_level_at": 1.0}
@@ -73,6 +75,22 @@ class DemoOptions:
     """None: a temporary folder, of which only the last checkpoint is kept, or the logs of a demo that
     failed."""
     json: bool = False
+    config: Path | None = None
+    """A run's settings, as `init --config` takes them; None: the embedded default sorts digits."""
+    model: str | None = None
+    """Folder or hub id of the base model, over that of the config."""
+    plot: Path | None = None
+    """PNG to draw."""
+    trust_env: tuple[str, ...] = ()
+    """Environments that run without the sandbox."""
+
+    @property
+    def plan(self) -> RunPlan:
+        """Raises LocalError."""
+        if self.config is None and self.model is None:
+            return with_environments(RunPlan(learning=LEARNING), [])
+        plan = read_plan(self.config)
+        return with_environments(plan if self.model is None else replace(plan, model=self.model), [])
 
 
 class DemoFailed(LocalError):
@@ -112,8 +130,11 @@ class Tally:
 
 def run_demo(options: DemoOptions, family: Family | None = None) -> int:
     """Runs it and prints the outcome; the exit code. Raises LocalError where it cannot even begin."""
-    if options.report is not None:
-        _check_writable(options.report)
+    for file in (options.report, options.plot):
+        if file is not None:
+            _check_writable(file)
+    if options.plot is not None:
+        check_plots()
     home = options.home or Path(tempfile.mkdtemp(prefix="nous-demo-"))
     family = family or Family()
     kept = home / "logs"
@@ -130,6 +151,8 @@ def run_demo(options: DemoOptions, family: Family | None = None) -> int:
     print(report_line(report) if options.json else told(report, REQUIRED_RISE))
     if options.report is not None:
         write_report(options.report, report)
+    if options.plot is not None:
+        plot(report, options.plot, f"{report.model}, {report.environments}")
     return Exit.OK if report.greedy_after - report.greedy_before >= REQUIRED_RISE else Exit.FAILED
 
 
@@ -156,11 +179,12 @@ def _check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise LocalError(
-            f"The report cannot be written to {path} ({error.strerror}); name another file with --report."
+            f"The report cannot be written to {path} ({error.strerror}); name another file with --report or "
+            "--plot."
         ) from error
 
 
-def make_demo_run(home: Path, seed: int) -> RunFolder:
+def make_demo_run(home: Path, seed: int, plan: RunPlan) -> RunFolder:
     """The run of the demo in the trainer's home, with the keys of `seed` in all homes."""
     trainer = Home.open(home / "trainer")
     identity = demo_identity(seed, "trainer")
@@ -169,7 +193,7 @@ def make_demo_run(home: Path, seed: int) -> RunFolder:
         trainer.path / "runs" / RUN_NAME,
         RUN_NAME,
         identity,
-        with_environments(RunPlan(learning=LEARNING), []),
+        plan,
         time.time_ns() // 1_000_000,
     )
 
@@ -212,12 +236,13 @@ class _Demo:
 
     def __init__(self, options: DemoOptions, home: Path, family: Family) -> None:
         self.options, self.home, self.family = options, home, family
+        self.plan = options.plan
         self.tally = Tally()
         self.stopping = False
         self.started = time.monotonic()
 
     def run(self) -> DemoReport:
-        folder = make_demo_run(self.home, self.options.seed)
+        folder = make_demo_run(self.home, self.options.seed, self.plan)
         with open_view(json=self.options.json) as view, self._signals():
             self.started = time.monotonic()
             trainer = self._start_trainer(view)
@@ -234,6 +259,7 @@ class _Demo:
     def _report(self, folder: RunFolder, seconds: float, left: int) -> DemoReport:
         final = last_checkpoint(folder)
         return make_report(
+            run=folder,
             before=measure(folder.checkpoint(0), folder),
             after=measure(final, folder),
             trainer=self.tally.trainer,
@@ -251,6 +277,7 @@ class _Demo:
     def _start_trainer(self, view: View) -> Child:
         arguments = ["train", RUN_NAME, "--listen", LOOPBACK, "--threads", "1", "--json"]
         arguments += ["--home", str(self.home / "trainer"), "--seed", str(self.options.seed)]
+        arguments += self._shared()
         child = self.family.start("trainer", arguments, self.home / "logs" / "trainer.log")
         deadline = time.monotonic() + READY_SECONDS
         while not self.tally.invite:
@@ -265,8 +292,12 @@ class _Demo:
         name = f"volunteer-{number}"
         Home.open(self.home / name).replace_identity(demo_identity(self.options.seed, name))
         arguments = ["join", self.tally.invite, "--listen", LOOPBACK, "--threads", "1", "--json"]
-        arguments += ["--home", str(self.home / name), "--nice", "0"]
+        arguments += ["--home", str(self.home / name), "--nice", "0", *self._shared()]
         return self.family.start(name, arguments, self.home / "logs" / f"{name}.log")
+
+    def _shared(self) -> list[str]:
+        """Flags of both roles."""
+        return [part for name in self.options.trust_env for part in ("--trust-env", name)]
 
     def _watch(self, view: View, trainer: Child, volunteers: list[Child]) -> None:
         """Until the time is over, the target is reached, somebody pressed Ctrl-C, or nobody is left."""

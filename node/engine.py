@@ -69,6 +69,10 @@ def _ignore(checked: Checked) -> None:
     pass
 
 
+def _unheard(seconds: float, environments: float) -> None:
+    pass
+
+
 class Engine:
     """One worker process at a time, started when it is needed. `memory` in bytes; `silence`: seconds without
     a sign of life after which it is ended."""
@@ -123,9 +127,11 @@ class Engine:
         orders: Sequence[Order],
         progress: Callable[[int], None],
         checked: Callable[[Checked], None] = _ignore,
+        spent: Callable[[float, float], None] = _unheard,
     ) -> list[Group]:
         """Groups for all orders; `progress` hears of sampled tokens, `checked` of how the worker verified its
-        first groups. Raises WorkerError, and UnfitEngineError where they would be refused."""
+        first groups, `spent` of the seconds that they took and those of them in environments. Raises
+        WorkerError, and UnfitEngineError where they would be refused."""
         async with self._conversation() as pipe:
             await pipe.send(Generate(list(orders)))
             silence = self._silence
@@ -137,7 +143,8 @@ class Engine:
                         silence = CHECK_SECONDS
                     case Checked() as told:
                         checked(told)
-                    case Made(groups):
+                    case Made(groups, seconds, environments):
+                        spent(seconds, environments)
                         return groups
                     case other:
                         raise WorkerError(_unexpected(other))

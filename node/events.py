@@ -67,6 +67,10 @@ class VolunteerStatus(_Event, frozen=True, tag="volunteer"):
     """Share of wall time since the first batch in which the engine made groups or verified its own."""
     spent: dict[str, float] = {}
     """Shares of it that went elsewhere: `loading` a version, `waiting` for receipts, `sending`."""
+    working_seconds: float = 0.0
+    """In which the worker made groups."""
+    environment_seconds: float = 0.0
+    """Of them, those that environments took: prompts, scores and their sandbox."""
     network: dict[str, int] = {}
     """What was dropped or survived, by name, where there was any: `NetworkStats.losses`."""
     seconds: float = 0.0

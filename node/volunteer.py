@@ -353,7 +353,8 @@ class _Volunteer:
         """Raises WorkerError; the orders are given out again then."""
         try:
             with self.contribution.working():
-                return await self.engine.generate(orders, self.contribution.sampled, self._checked)
+                told = self.contribution
+                return await self.engine.generate(orders, told.sampled, self._checked, told.made_in)
         except WorkerError:
             guilty = self.assignments.lost(orders)
             if guilty is not None:

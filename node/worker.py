@@ -68,6 +68,8 @@ class Ready:
         self.settings = PolicySettings.of(self.manifest, policy.tokenizer)
         self.preparing = Preparing(policy, load.memory)
         self._environments: dict[int, Environment] = {}
+        self.engine_seconds = 0.0
+        """Wall time of the engine for the orders in work."""
         self.selfcheck: SelfCheck | None = None
         if load.first is not None:
             self.selfcheck = SelfCheck(
@@ -104,7 +106,9 @@ class Ready:
             for one in requests
         ]
         rules = self.manifest.sampling
+        began = time.monotonic()
         made = generate(self.policy, wanted, rules.temperature, rules.stop, heartbeat)
+        self.engine_seconds += time.monotonic() - began
         return [Completion(one.tokens, one.logprobs.tolist(), one.finish) for one in made]
 
 
@@ -165,10 +169,12 @@ def serve(pipe: ParentPipe[FromWorker, ToWorker]) -> None:
                     said, crowded = ready.said, ready.preparing.crowded
                     pipe.send(Loaded(said.name, said.version, said.dtype, said.device, prepared, crowded))
                 case Generate(orders) if ready is not None:
+                    began, ready.engine_seconds = time.monotonic(), 0.0
                     groups = _made(ready, orders, tell)
+                    took = time.monotonic() - began
                     tell.flush()
                     _check(ready, orders, groups, pipe)
-                    pipe.send(Made(groups))
+                    pipe.send(Made(groups, took, max(0.0, took - ready.engine_seconds)))
                 case Generate():
                     pipe.send(Failed("The worker was asked to generate before it had a policy."))
         except UnfitError as error:

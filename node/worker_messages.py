@@ -112,6 +112,10 @@ class Group(msgspec.Struct):
 
 class Made(msgspec.Struct, tag=True):
     groups: list[Group]
+    seconds: float = 0.0
+    """Wall time that they took."""
+    environments: float = 0.0
+    """Of it, what environments took: prompts, scores, sandbox; the engine had nothing to do then."""
 
 
 class Failed(msgspec.Struct, tag=True):

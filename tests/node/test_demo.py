@@ -15,9 +15,10 @@ import pytest
 
 from nous_node.node.children import Family
 from nous_node.node.cli_exit import Exit
-from nous_node.node.demo import DemoOptions, Tally, clear, demo_identity, run_demo
+from nous_node.node.demo import LEARNING, DemoOptions, Tally, clear, demo_identity, run_demo
 from nous_node.node.demo_report import DemoReport, told
 from nous_node.node.events import Summary, TrainerStatus, VersionReport, VolunteerStatus
+from nous_node.node.plots import DOTS_PER_INCH, INCHES, plot, smoothed
 from nous_node.protocol.errors import LocalError
 
 PLAYER = """
@@ -214,6 +215,10 @@ def test_outcome_is_told_in_words(tmp_path: Path) -> None:
             "groups_refused": {"stale": 3},
             "bytes_per_trained_token": 5.3,
             "generated_tokens_per_second": 4321.0,
+            "model": "llama",
+            "environments": "sort-digits",
+            "tasks": 512,
+            "environment_share": 0.0312,
             "checkpoint": {"path": "x", "hash": "ab"},
             "versions": [],
         },
@@ -226,5 +231,49 @@ def test_outcome_is_told_in_words(tmp_path: Path) -> None:
         "2 min 30 s",
         "1,234 accepted, 3 refused (stale 3)",
         "5.3 bytes",
+        "3.1 %",
     ):
         assert wanted in text
+
+
+def report_of(versions: int) -> DemoReport:
+    point = {"reward": 0.5, "correct": 0.25}
+    return msgspec.convert(
+        {
+            **dict.fromkeys(("greedy_before", "sampled_before", "greedy_after", "sampled_after"), 0.5),
+            **dict.fromkeys(("checkpoints", "volunteers", "volunteers_left", "seed", "tasks"), 2),
+            **dict.fromkeys(("seconds", "bytes_per_trained_token", "generated_tokens_per_second"), 60.0),
+            **dict.fromkeys(("model", "environments"), "x"),
+            "groups_accepted": 1,
+            "groups_refused": {},
+            "environment_share": 0.0,
+            "checkpoint": {"path": "x", "hash": "ab"},
+            "versions": [
+                {**point, "seconds": 9.0 * n, "version": n, "greedy": None if n % 2 else 0.5}
+                for n in range(versions)
+            ],
+        },
+        DemoReport,
+    )
+
+
+@pytest.mark.parametrize("versions", [0, 1, 2, 40])
+def test_the_course_is_drawn_however_short_it_was(tmp_path: Path, versions: int) -> None:
+    plot(report_of(versions), tmp_path / "course.png", "a title")
+    header = (tmp_path / "course.png").read_bytes()[:24]
+    assert header.startswith(b"\x89PNG")
+    assert int.from_bytes(header[16:20], "big") == INCHES[0] * DOTS_PER_INCH
+
+
+def test_a_running_mean_is_over_what_there_is() -> None:
+    assert smoothed([1.0, 0.0, 1.0, 0.0], 2) == [1.0, 0.5, 0.5, 0.5]
+    assert smoothed([]) == []
+
+
+def test_a_demo_of_another_run_takes_its_settings_and_the_model_over_them(tmp_path: Path) -> None:
+    settings = tmp_path / "run.toml"
+    settings.write_text('group = 4\nmodel = "nowhere"\n[environments.sort-digits]\nconfig = {length = 3}\n')
+    plan = DemoOptions(config=settings, model="elsewhere").plan
+    assert (plan.group, plan.model) == (4, "elsewhere")
+    assert plan.environments["sort-digits"].config == {"length": 3}
+    assert DemoOptions().plan.learning == LEARNING
