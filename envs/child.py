@@ -109,6 +109,11 @@ class Child(Generic[Sent, Received]):
         return self._end is None and not _exited(self._process)
 
     @property
+    def pid(self) -> int:
+        """Of the process that was started: in a sandbox, the one outside of it."""
+        return self._process.pid
+
+    @property
     def tail(self) -> str:
         """The end of what it wrote to stderr, printable, on one line."""
         return _printable(bytes(self._stderr))
