@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+from nous_node.envs import registry, remote
 from nous_node.envs.batcher import EngineRequest
 from nous_node.envs.environment import (
     Completion,
@@ -26,6 +28,8 @@ from nous_node.envs.session import Session, sample_all
 from nous_node.node.env_install import install
 from nous_node.protocol.rollouts import Engine, Role, RolloutGroup, Trajectory
 from nous_node.protocol.runs import Setting
+
+from .foreign import install_worlds
 
 EOS = 258
 
@@ -229,3 +233,16 @@ def group_of() -> object:
         return RolloutGroup(bytes(32), 0, "toy", Engine("dream", "1", "float32", "cpu"), trajectories)
 
     return make
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an installed distribution of a third party."""
+    folder = tmp_path / "foreign"
+    install_worlds(folder)
+    monkeypatch.syspath_prepend(folder)
+    importlib.invalidate_caches()
+    registry._installed.cache_clear()
+    yield folder
+    remote.close_all()
+    registry._installed.cache_clear()

@@ -1,0 +1,195 @@
+"""What the policy handed out for one group, and whether what comes back is that. Spec: [EVM-7], [EVM-8].
+
+    ledger = Ledger(policy, agents)
+    completions = await ledger.generate(requests)      only what a policy would be asked for
+    ledger.check(trajectories)                         exactly these tokens and log-probs, in their places
+
+An environment in another process may say anything. What a request or a trajectory may be is known here, so
+that it can neither make the node generate more than the group's share nor have tokens published that the
+policy did not sample. Each refusal is an EnvironmentFailed that names the cause.
+
+What was sampled is remembered by request: `again` has a group begin anew, and whoever asks for the same gets
+the same, without the policy. The policy is a pure function of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from nous_node.protocol.constants import MAX_TRAJECTORIES
+from nous_node.protocol.rollouts import Trajectory, pack_floats, unpack_floats, unpack_tokens
+from nous_node.protocol.runs import AGENTS
+from nous_node.protocol.structure import MAX_REWARD
+
+from .environment import Completion, Finish, GenerateRequest, Policy
+from .errors import EnvironmentFailed
+
+TOKEN_IDS: Final = 1 << 32
+"""Ids are u32 on the wire."""
+
+_Key = tuple[int, int, int, bytes]
+
+
+@dataclass(slots=True)
+class _Log:
+    """One trajectory, as far as the policy knows it."""
+
+    tokens: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Where the policy's turns stand."""
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish = "length"
+    open: bool = False
+    """Whether it waits for the policy."""
+
+
+class Ledger:
+    """Of one group; `agents`: trajectories of one sample."""
+
+    def __init__(self, policy: Policy, agents: int) -> None:
+        self._policy = policy
+        self._most = min(MAX_TRAJECTORIES, policy.group * max(agents, AGENTS))
+        self._logs: dict[int, _Log] = {}
+        self._memory: dict[_Key, tuple[asyncio.Task[list[Completion]], int]] = {}
+
+    def again(self) -> None:
+        """The group begins anew; what was sampled for it is remembered."""
+        self._logs = {}
+
+    def close(self) -> None:
+        """Nobody waits for the policy any more."""
+        for task, _ in self._memory.values():
+            task.cancel()
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Completions from memory or from the policy. Raises EnvironmentFailed where something is asked for
+        that no trajectory may have, and whatever the policy raises."""
+        logs = [self._admitted(request) for request in requests]
+        try:
+            completions = await self._found(requests)
+        finally:
+            for log in logs:
+                log.open = False
+        for log, request, completion in zip(logs, requests, completions, strict=True):
+            start = len(request.tokens)
+            log.tokens = [*request.tokens, *completion.tokens]
+            log.spans.append((start, len(log.tokens)))
+            log.logprobs += completion.logprobs
+            log.finish = completion.finish
+        return completions
+
+    async def _found(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        keys = [_key(request) for request in requests]
+        missing = [place for place, key in enumerate(keys) if key not in self._memory]
+        if missing:
+            asked = asyncio.ensure_future(self._policy.generate([requests[place] for place in missing]))
+            for number, place in enumerate(missing):
+                self._memory[keys[place]] = asked, number
+        found = [self._memory[key] for key in keys]
+        return [(await task)[number] for task, number in found]
+
+    def _admitted(self, request: GenerateRequest) -> _Log:
+        tokens, index, start, limit = request
+        if not 0 <= index < self._most:
+            raise _foul(f"asks for tokens of a trajectory {index}; a group has at most {self._most}")
+        log = self._logs.setdefault(index, _Log())
+        if log.open:
+            raise _foul(f"asks for tokens of trajectory {index} while it waits for some")
+        if start != len(log.logprobs):
+            raise _foul(
+                f"says that trajectory {index} has {start} sampled tokens; it has {len(log.logprobs)}"
+            )
+        if not tokens or tokens[: len(log.tokens)] != log.tokens:
+            raise _foul(f"rewrote trajectory {index}: start another one for another history")
+        if not 0 <= min(tokens) <= max(tokens) < TOKEN_IDS:
+            raise _foul(f"puts something into trajectory {index} that is no token id")
+        room = min(self._policy.max_tokens - start, self._policy.context - len(tokens))
+        if not 1 <= limit <= room:
+            raise _foul(f"asks for {limit} tokens of trajectory {index}, which has room for {max(0, room)}")
+        log.open = True
+        return log
+
+    # --- what comes back -------------------------------------------------------------------------
+
+    def check(self, trajectories: Sequence[Trajectory]) -> None:
+        """Raises EnvironmentFailed for the first trajectory that is not what was handed out."""
+        if not 1 <= len(trajectories) <= self._most:
+            raise _foul(f"returned {len(trajectories)} trajectories; a group has 1 to {self._most}")
+        lost = [index for index, log in self._logs.items() if log.spans and index >= len(trajectories)]
+        if lost:
+            raise _foul(f"asked for tokens of trajectory {lost[0]} and did not return it")
+        for index, trajectory in enumerate(trajectories):
+            log = self._logs.get(index, _Log())
+            self._check_tokens(index, trajectory, log)
+            _check_end(index, trajectory, log)
+            _check_numbers(index, trajectory)
+
+    def _check_tokens(self, index: int, trajectory: Trajectory, log: _Log) -> None:
+        count, rest = divmod(len(trajectory.tokens), 4)
+        if rest or sum(segment.length for segment in trajectory.segments) != count:
+            raise _foul(f"returned trajectory {index} with segments that do not add up to its tokens")
+        if count > self._policy.context:
+            raise _foul(
+                f"returned trajectory {index} with {count} tokens; the context holds {self._policy.context}"
+            )
+        tokens = unpack_tokens(trajectory.tokens)
+        if _spans(trajectory) != log.spans or tokens[: len(log.tokens)] != log.tokens:
+            raise _foul(f"returned trajectory {index} with tokens that the policy did not sample there")
+        if trajectory.logprobs != pack_floats(log.logprobs, self._policy.logprob_format):
+            raise _foul(f"returned trajectory {index} with log-probs that are not the policy's")
+
+
+def _check_end(index: int, trajectory: Trajectory, log: _Log) -> None:
+    stopped = trajectory.segments[-1].trained and log.finish == "stop"
+    if (trajectory.finish == "stop") != stopped:
+        raise _foul(
+            f"returned trajectory {index} with finish {trajectory.finish!r}, which is not how it ended"
+        )
+    parents = trajectory.parents
+    if parents is None:
+        return
+    orderly = all(-1 <= parent < place for place, parent in enumerate(parents))
+    if len(parents) != len(trajectory.segments) or not orderly:
+        raise _foul(f"returned trajectory {index} with parents that are not its segments'")
+
+
+def _check_numbers(index: int, trajectory: Trajectory) -> None:
+    if not abs(trajectory.reward) <= MAX_REWARD:  # also NaN
+        raise _foul(f"returned the reward {trajectory.reward} for trajectory {index}")
+    if not all(math.isfinite(value) for value in trajectory.components.values()):
+        raise _foul(f"returned a component of the reward of trajectory {index} that is no number")
+    advantages = [] if trajectory.advantage is None else [trajectory.advantage]
+    if trajectory.advantages is not None:
+        trained = sum(end - start for start, end in _spans(trajectory))
+        if len(trajectory.advantages) != 4 * trained or advantages:
+            raise _foul(f"returned other advantages than one for each sampled token of trajectory {index}")
+        advantages = unpack_floats(trajectory.advantages)
+    if not all(abs(value) <= MAX_REWARD for value in advantages):
+        raise _foul(f"returned an advantage of trajectory {index} that is out of range")
+
+
+def _spans(trajectory: Trajectory) -> list[tuple[int, int]]:
+    """Where its trained segments stand."""
+    found: list[tuple[int, int]] = []
+    position = 0
+    for segment in trajectory.segments:
+        end = position + segment.length
+        if segment.trained:
+            found.append((position, end))
+        position = end
+    return found
+
+
+def _key(request: GenerateRequest) -> _Key:
+    tokens, index, start, limit = request
+    return index, start, limit, hashlib.sha256(array("L", tokens).tobytes()).digest()
+
+
+def _foul(what: str) -> EnvironmentFailed:
+    return EnvironmentFailed(f"it {what}. Mend the environment.")

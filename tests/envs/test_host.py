@@ -1,0 +1,260 @@
+"""Environments in another process: the same groups as in this one, and what theirs do to nobody else."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from nous_node.envs import registry, remote
+from nous_node.envs.access import Access
+from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
+from nous_node.envs.environment import Completion, Environment, HeldOut, PolicySettings
+from nous_node.envs.errors import BadConfig, BrokenEnvironment, EnvironmentFailed
+from nous_node.envs.host_process import HostProcess
+from nous_node.envs.replay import replay
+from nous_node.protocol.errors import Code, RemoteError
+from nous_node.protocol.rollouts import Engine, RolloutGroup, Trajectory
+from nous_node.protocol.tasks import assign
+
+from .conftest import DreamEngine
+from .foreign import DEEDS
+
+TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair"))
+"""Without the sandbox, which has tests of its own."""
+
+
+@pytest.fixture
+def worlds(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """Their module in this process, to compare with."""
+    import toy_worlds
+
+    yield toy_worlds
+    del sys.modules["toy_worlds"]
+
+
+@pytest.fixture
+def bad(foreign: Path) -> Environment:
+    """`toy-bad`, in a process whose calls end soon."""
+    environment = registry.make("toy-bad", {}, TRUSTED)
+    environment._process._seconds = BRIEF_S
+    return environment
+
+
+BRIEF_S = 1.0
+"""For what hangs: long enough for a busy machine to give an honest call its turn."""
+
+
+def job(environment: Environment, first: int) -> Job:
+    """A task whose seed begins with this byte."""
+    assignment = assign(bytes([first]) * 32, [1])
+    return Job(environment, environment.task(bytes([first]) * 32, 0), assignment)
+
+
+def run(settings: PolicySettings, engine: Any, jobs: Sequence[Job]) -> list[Outcome]:
+    with Batcher(settings, engine, linger=5) as batcher:  # a busy machine splits no batch
+        return batcher.run(jobs)
+
+
+def deed(name: str) -> int:
+    return DEEDS.index(name)
+
+
+def group_of(trajectories: list[Trajectory]) -> RolloutGroup:
+    return RolloutGroup(bytes(32), 0, "toy", Engine("dream", "1", "float32", "cpu"), trajectories)
+
+
+@pytest.mark.parametrize(("name", "attribute"), [("toy-guess", "Guess"), ("toy-duel", "Duel")])
+def test_sixteen_groups_in_one_process_are_those_of_an_environment_in_this_one(
+    name: str, attribute: str, worlds: ModuleType, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    environment, local = registry.make(name, {}, TRUSTED), getattr(worlds, attribute)({})
+    far = run(settings, engine, [job(environment, number) for number in range(16)])
+    here = DreamEngine()
+    assert far == run(settings, here, [job(local, number) for number in range(16)])
+    assert [len(batch) for batch in engine.batches] == [len(batch) for batch in here.batches]
+
+
+def test_a_second_process_replays_what_the_first_made(
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    environment = registry.make("toy-guess", {}, TRUSTED)
+    jobs = [job(environment, number) for number in range(4)]
+    made = run(settings, engine, jobs)
+    remote.close_all()
+    for one, trajectories in zip(jobs, made, strict=True):
+        assert isinstance(trajectories, list)
+        assert replay(environment, one.task, group_of(trajectories), settings, 1e-6) == trajectories
+
+
+def test_a_replay_with_another_token_is_refused_with_its_code(
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    environment = registry.make("toy-guess", {}, TRUSTED)
+    one = job(environment, 1)
+    (made,) = run(settings, engine, [one])
+    assert isinstance(made, list)
+    edited = [msgspec.structs.replace(made[0], reward=made[0].reward + 1), *made[1:]]
+    with pytest.raises(RemoteError) as refused:
+        replay(environment, one.task, group_of(edited), settings, 1e-6)
+    assert refused.value.code is Code.REWARD_MISMATCH
+    with pytest.raises(RemoteError) as refused:
+        replay(environment, one.task, group_of(made[:-1]), settings, 1e-6)
+    assert refused.value.code is Code.GROUP_SIZE
+
+
+CAUSES = {
+    "raises": "ZeroDivisionError: a bug in the scorer",
+    "leaves": "SystemExit: 0",
+    "dies": "exit code 3",
+    "hangs": "did not end within 1 s",
+    "waits": "neither asked for tokens nor ended within 1 s",
+    "text": "returned a text where a list of trajectories belongs",
+    "texts": "returned a list with a text in it",
+    "nan": "the reward nan",
+    "wordy": "what is no trajectory: Expected `float`, got `str`",
+    "component": "a component of the reward",
+    "many": "4000 trajectories",
+    "few": "asked for tokens of trajectory 3 and did not return it",
+    "forged": "tokens that the policy did not sample there",
+    "swapped": "did not sample|not the policy's|not how it ended",
+    "boasts": "log-probs that are not the policy's",
+    "trains": "did not sample there",
+    "floods": "trajectory 0 has 0 sampled tokens; it has",
+    "again": "it has [0-9]+",
+    "greedy": "asks for 1000000000 tokens of trajectory 62, which has room for 12",
+    "beyond": "asks for tokens of a trajectory 64; a group has at most 64",
+    "huge": "10000000 characters",
+    "negative": "cannot answer Decode|OverflowError|bytes must be|ValueError",
+    "garbage": "is no message",
+    "long_frame": "announced a frame",
+}
+
+
+def test_every_deed_has_a_cause() -> None:
+    assert sorted(CAUSES) == sorted(set(DEEDS) - {"well"})
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_what_an_environment_does_wrong_costs_its_own_group_and_has_a_name(
+    name: str, bad: Environment, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    jobs = [job(bad, deed("well")), job(bad, deed(name)), job(bad, deed("well"))]
+    before, failed, after = run(settings, engine, jobs)
+    assert isinstance(failed, EnvironmentFailed)
+    assert str(failed).startswith("The environment toy-bad failed: ")
+    assert_matches(CAUSES[name], str(failed))
+    expected = run(settings, DreamEngine(), jobs[:1])[0]
+    assert isinstance(expected, list)
+    assert before == expected
+    assert isinstance(after, list)
+
+
+def assert_matches(pattern: str, text: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=pattern):
+        raise EnvironmentFailed(text)
+
+
+@pytest.mark.parametrize("name", ["dies", "hangs", "raises"])
+def test_a_replay_over_which_it_fails_refuses_that_group_only(
+    name: str, bad: Environment, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    one = job(bad, deed("well"))
+    (made,) = run(settings, engine, [one])
+    assert isinstance(made, list)
+    evil = bad.task(bytes([deed(name)]) * 32, 0)
+    with pytest.raises(RemoteError) as refused:
+        replay(bad, evil, group_of(made), settings, 1e-6)
+    assert refused.value.code is Code.ENVIRONMENT_FAILED
+    assert replay(bad, one.task, group_of(made), settings, 1e-6) == made
+
+
+def test_innocent_groups_begin_anew_with_what_was_sampled_for_them(
+    bad: Environment, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    run(settings, engine, [job(bad, deed("dies")), *[job(bad, deed("well"))] * 7])
+    assert [len(batch) for batch in engine.batches] == [32]
+
+
+def test_a_process_that_cannot_start_is_nobodys_fault(
+    bad: Environment, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    one = job(bad, deed("well"))
+    (made,) = run(settings, engine, [one])
+    assert isinstance(made, list)
+    process = bad._process
+    process.close()
+    process._launch = dataclasses.replace(process._launch, module="no_such_module")
+    with pytest.raises(Exception, match="cannot be started here") as failed:
+        replay(bad, one.task, group_of(made), settings, 1e-6)
+    assert not isinstance(failed.value, RemoteError)
+
+
+def test_a_batch_may_have_a_loop_of_its_own(
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    environment = registry.make("toy-duel", {}, TRUSTED)
+    first = run(settings, engine, [job(environment, 1)])
+    assert run(settings, engine, [job(environment, 1)]) == first
+
+
+def test_what_the_engine_raises_ends_the_batch_and_leaves_the_process_usable(
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    environment = registry.make("toy-guess", {}, TRUSTED)
+
+    def broken(requests: Sequence[EngineRequest]) -> list[Completion]:
+        raise MemoryError("out of memory")
+
+    with pytest.raises(MemoryError):
+        run(settings, broken, [job(environment, 1), job(environment, 2)])
+    assert isinstance(environment, HeldOut)
+    assert environment.prompt(environment.held_out(3)[2]) == "which digit is 2?"
+    assert isinstance(run(settings, engine, [job(environment, 1)])[0], list)
+
+
+def test_held_out_answers_are_scored_there(foreign: Path) -> None:
+    environment = registry.make("toy-guess", {}, TRUSTED)
+    assert isinstance(environment, HeldOut)
+    task = environment.held_out(8)[7]
+    assert environment.score(task, "7", True) == (1.0, {"correct": 1.0})
+    remote.close_all()
+    assert environment.score(task, "7", False) == (0.0, {"correct": 0.0})
+    assert environment.levels == 4
+    assert environment.task(bytes(32), 9).level == 4
+
+
+def test_a_scorer_that_hangs_is_ended_at_its_deadline(foreign: Path) -> None:
+    environment = registry.make("toy-guess", {}, TRUSTED)
+    environment._process._seconds = 0.3
+    task = environment.held_out(1)[0]
+    with pytest.raises(EnvironmentFailed, match=r"toy-guess failed.*within 0\.3 s"):
+        environment.score(task, "hang", True)
+    assert environment.score(task, "0", True).reward == 1.0
+
+
+def test_environments_without_held_out_tasks_have_none_here(foreign: Path) -> None:
+    assert not isinstance(registry.make("toy-duel", {}, TRUSTED), HeldOut)
+
+
+def test_a_bad_config_keeps_its_own_sentence(foreign: Path) -> None:
+    with pytest.raises(BadConfig, match="`bias` is the only setting"):
+        registry.make("toy-guess", {"size": 3}, TRUSTED)
+
+
+def test_the_process_of_one_distribution_is_shared(foreign: Path) -> None:
+    one, other = registry.make("toy-guess", {}, TRUSTED), registry.make("toy-duel", {}, TRUSTED)
+    assert one._process is other._process
+    assert isinstance(one._process, HostProcess)
+
+
+@pytest.mark.parametrize("name", ["toy-missing", "toy-empty", "toy-misnamed"])
+def test_what_is_no_environment_is_named(name: str, foreign: Path) -> None:
+    with pytest.raises(BrokenEnvironment, match=r"toy_worlds:|Missing"):
+        registry.facts(name, Access(trusted=(name,)))
