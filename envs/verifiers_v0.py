@@ -4,9 +4,8 @@
     samples = `policy.group` times `environment.rollout(row, client)`, with a client of ours for each
     reward = what the rubric gives the sample, all samples scored together
 
-The package runs as it is. Its client's messages become tokens by `lockstep`, so that what was sampled is
-never tokenised again; a conversation that does not go on where the last answer ended is a trajectory of its
-own. Nothing of the library is imported before an environment is made.
+The package runs as it is. Its messages become tokens by `conversation`, so that what was sampled is never
+tokenised again. Nothing of the library is imported before an environment is made.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 from verifiers.clients import Client
@@ -11,12 +11,17 @@ from verifiers.errors import OverlongPromptError
 from verifiers.types import Response, ResponseMessage, ResponseTokens, Usage
 from verifiers.types import ToolCall as TheirCall
 
+from .conversation import Player
 from .environment import Message, Tool, ToolCall
 from .errors import EnvironmentFailed
-from .lockstep import Answer, NoRoom, Sample
+from .session import Session
+from .transcripts import Reply
 
 MODEL: Final = "policy"
 """The name of the model that an environment sees."""
+
+PARAGRAPH: Final = "\n\n"
+"""Between messages that are put as plain text, as the library's client of completion servers writes it."""
 
 _ROLES: Final = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool", "text": "user"}
 
@@ -24,14 +29,25 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 """The one sampling argument that is the environment's to choose; the others are the run's."""
 
 
+class Turn(NamedTuple):
+    """Where an answer stands."""
+
+    session: Session
+    tokens: int
+    """How many were sampled."""
+
+
 class Voice(Client):  # type: ignore[misc]  # the library is not installed where types are checked
     """The library's client of one sample."""
 
-    def __init__(self, sample: Sample, form: str, chat: bool) -> None:
+    def __init__(self, player: Player, form: str, chat: bool) -> None:
         """`form`: `chat`, `plain`, or empty for what the messages look like; `chat`: whether the run's model
         has a conversation format."""
         super().__init__(None)
-        self._sample = sample
+        self.turns: list[Turn] = []
+        """The answers so far; a response has its place here as its id."""
+        self._said: set[str] = set()
+        self._player = player
         self._form = form
         self._chat = chat
 
@@ -44,18 +60,30 @@ class Voice(Client):  # type: ignore[misc]  # the library is not installed where
         **_: Any,
     ) -> Response:
         """Raises OverlongPromptError where no token can be sampled any more: environments end there."""
-        plain = self._is_plain(prompt)
         offered = [_tool(tool) for tool in tools or ()]
-        if plain and offered:
+        limit = _limit(sampling_args)
+        if not self._is_plain(prompt):
+            reply = await self._player.say(_messages(prompt), offered, max_tokens=limit)
+        elif offered:
             raise EnvironmentFailed(
                 "The environment offers tools, and the run's model has no conversation format to call them "
                 "in: take a chat model."
             )
-        try:
-            answer = await self._sample.ask(_messages(prompt), offered, _limit(sampling_args), plain)
-        except NoRoom as error:
-            raise OverlongPromptError("The conversation has reached a limit of the run.") from error
-        return _response(answer)
+        else:
+            reply = await self._player.go_on(self._text(_messages(prompt)), max_tokens=limit)
+        if reply.session is None or not reply.tokens:
+            raise OverlongPromptError("The conversation has reached a limit of the run.")
+        self._said.add(reply.message.content)
+        self.turns.append(Turn(reply.session, len(reply.tokens)))
+        return _response(len(self.turns) - 1, reply)
+
+    def _text(self, messages: Sequence[Message]) -> str:
+        """Messages as text: paragraphs, but an answer stands right behind its prompt."""
+        said = ""
+        for message in messages:
+            follows = message.role == "assistant" and message.content in self._said
+            said += message.content if follows or not said else PARAGRAPH + message.content
+        return said
 
     def _is_plain(self, prompt: Sequence[Any] | str) -> bool:
         if self._form:
@@ -78,8 +106,8 @@ class Voice(Client):  # type: ignore[misc]  # the library is not installed where
         """Nothing to close."""
 
 
-def _response(answer: Answer) -> Response:
-    message, prompt, (tokens, logprobs, finish), number = answer
+def _response(number: int, reply: Reply) -> Response:
+    message, finish, prompt, tokens, logprobs, _ = reply
     calls = [TheirCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls]
     return Response(
         id=str(number),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,12 +19,14 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_DATASETS_DISAB
 
 import verifiers
 
+from .conversation import Conversations, Player
 from .determinism import seeded
 from .environment import EnvironmentInfo, Policy, Task
 from .errors import BadConfig, BrokenEnvironment, EnvironmentFailed
-from .lockstep import Line, Lockstep, Sample
+from .random_streams import Streams
+from .session import Session
 from .verifiers_v0 import row_of
-from .verifiers_v0_client import MODEL, Voice
+from .verifiers_v0_client import MODEL, Turn, Voice
 from .verifiers_v0_config import read_choices
 from .verifiers_v0_rubrics import asks_model, refuse_judges, rubrics_of, scored, wants_model, watched
 
@@ -39,7 +41,7 @@ MAX_TOLD: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
-class _Scored:
+class _Worth:
     """What a sample is worth."""
 
     reward: float
@@ -69,35 +71,31 @@ class Played:
 
     async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
         """Raises EnvironmentFailed."""
-        lockstep = Lockstep(policy, task.seed)
-        played = await lockstep.play(policy.group, lambda sample: self._rollout(sample, task, policy))
-        states = [state for _, state in played]
-        given = [_given(state) for state in states]
-        await lockstep.start(scored(self.info.id, self._score(states)))
-        worth = self._worth(states, given)
-        finished = {
-            line.session.trajectory: _finished(line, result)
-            for (sample, _), result in zip(played, worth, strict=True)
-            for line in sample.lines
-        }
+        streams = Streams(task.seed)
+        conversations = Conversations(policy)
+        played = await conversations.play(lambda player: streams.start(self._played(player, task, policy)))
+        given = [_given(state) for state, _ in played]
+        states = [state for state, _ in played]
+        await streams.start(scored(self.info.id, self._score(states)))
+        finished: dict[int, Trajectory] = {}
+        for worth, (_, voice) in zip(self._worth(states, given), played, strict=True):
+            for session in dict.fromkeys(turn.session for turn in voice.turns):
+                finished[session.trajectory] = _finished(session, voice.turns, worth)
         if not finished:
-            raise EnvironmentFailed(
-                f"{self.info.id} asked the policy for nothing, or its prompt leaves no room in a context of "
-                f"{policy.context} tokens: take shorter tasks, or a model with more context."
-            )
+            raise EnvironmentFailed(f"{self.info.id} asked the policy for nothing: mend the package.")
         return [finished[number] for number in sorted(finished)]
 
-    async def _rollout(self, sample: Sample, task: Task, policy: Policy) -> Any:
-        """One sample: the library's `State`."""
+    async def _played(self, player: Player, task: Task, policy: Policy) -> tuple[Any, Voice]:
+        """One sample: the library's `State`, and what was said."""
         environment = self._environment
-        voice = Voice(sample, self._choices.format, policy.chat is not None)
+        voice = Voice(player, self._choices.format, policy.chat is not None)
         state = await environment.rollout(
             deepcopy(task.payload), voice, MODEL, deepcopy(environment.sampling_args)
         )
         error = state.get("error")
         if error is not None and not isinstance(error, verifiers.ToolError):
             raise EnvironmentFailed(f"A sample of {self.info.id} failed: {_told(error)}")
-        return state
+        return state, voice
 
     async def _score(self, states: list[Any]) -> None:
         rubric = self._environment.rubric
@@ -108,7 +106,7 @@ class Played:
         for state in states:
             await rubric.cleanup(state)
 
-    def _worth(self, states: list[Any], given: list[dict[int, float]]) -> list[_Scored]:
+    def _worth(self, states: list[Any], given: list[dict[int, float]]) -> list[_Worth]:
         rewards = [float(state["reward"]) for state in states]
         mean = sum(rewards) / len(rewards)
         worth = []
@@ -117,7 +115,7 @@ class Played:
             if self._choices.credit == "step":
                 numbers = [int(step["response"].id) for step in state["trajectory"]]
                 credit = {number: own.get(number, reward - mean) for number in numbers}
-            worth.append(_Scored(reward, _components(state["metrics"]), credit))
+            worth.append(_Worth(reward, _components(state["metrics"]), credit))
         return worth
 
 
@@ -130,13 +128,16 @@ def _given(state: Any) -> dict[int, float]:
     }
 
 
-def _finished(line: Line, worth: _Scored) -> Trajectory:
+def _finished(session: Session, turns: Sequence[Turn], worth: _Worth) -> Trajectory:
     advantages = None
     if worth.advantages:
         advantages = [
-            worth.advantages.get(turn.answer, 0.0) for turn in line.turns for _ in range(turn.tokens)
+            worth.advantages.get(number, 0.0)
+            for number, turn in enumerate(turns)
+            if turn.session is session
+            for _ in range(turn.tokens)
         ]
-    return line.session.finish(worth.reward, worth.components, advantages)
+    return session.finish(worth.reward, worth.components, advantages)
 
 
 def _components(metrics: Mapping[str, Any] | None) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """What scores a verifiers package (v0): refused where it asks a model, heard where it wants the network.
 
 The library gives 0 wherever a reward function raises. That is right for an answer that a function cannot
-read, and wrong where a server is out of reach: then nobody knows the score. [VFR-6]
+read, and wrong where a server is out of reach: then nobody knows the score. [VFR-5]
 """
 
 from __future__ import annotations

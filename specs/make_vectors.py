@@ -20,8 +20,8 @@ import vectors_envelopes
 import vectors_equivocations
 import vectors_gossip
 import vectors_introductions
-import vectors_lockstep
 import vectors_model
+import vectors_packages
 import vectors_peers
 import vectors_proofs
 import vectors_questions
@@ -93,7 +93,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
-    "lockstep": ("Rows and random streams of packages of environments.", vectors_lockstep.lockstep),
+    "packages": ("Rows and random streams of packages of environments.", vectors_packages.packages),
     "reasoning-gym": (
         "Prompts, answers and held-out seeds of environments of one question.",
         vectors_questions.questions,

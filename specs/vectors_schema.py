@@ -207,7 +207,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "reward?": NUMBER,
         "text?": TEXT,
     },
-    "lockstep": {"seed": HEX, "rows?": INT, "row?": INT, "start?": INT},
+    "packages": {"seed": HEX, "rows?": INT, "row?": INT, "start?": INT},
     "reasoning-gym": {
         "config?": OBJECT,
         "chat?": BOOL,

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nous_node.envs import lockstep, single_turn, sort_digits, verifiers_v0
+from nous_node.envs import random_streams, single_turn, sort_digits, verifiers_v0
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import unseal
@@ -338,12 +338,12 @@ def drive_question(case: Case) -> None:
         assert wording.text(case["question"], case["chat"]) == case["text"]
 
 
-def drive_lockstep(case: Case) -> None:
+def drive_package(case: Case) -> None:
     seed = raw(case["seed"])
     if "row" in case:
         assert verifiers_v0.row_of(seed, case["rows"]) == case["row"]
     else:
-        assert lockstep.stream_seed(seed) == case["start"]
+        assert random_streams.stream_seed(seed) == case["start"]
 
 
 def drive_model(case: Case) -> None:
@@ -387,6 +387,6 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "hellos": drive_hello,
     "nous-default": drive_model,
     "sort-digits": drive_sort_digits,
-    "lockstep": drive_lockstep,
+    "packages": drive_package,
     "reasoning-gym": drive_question,
 }

@@ -7,13 +7,13 @@ from typing import Any
 
 from vectors_world import case
 
-from nous_node.envs.lockstep import stream_seed
+from nous_node.envs.random_streams import stream_seed
 from nous_node.envs.verifiers_v0 import row_of
 
 SEEDS = (bytes(32), bytes([255] * 32), hashlib.sha256(b"a task").digest())
 
 
-def lockstep() -> list[dict[str, Any]]:
+def packages() -> list[dict[str, Any]]:
     return [*_rows(), *_streams()]
 
 
