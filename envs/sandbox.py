@@ -27,7 +27,7 @@ import nous_node.envs
 import nous_node.protocol
 
 from . import seccomp
-from .errors import EnvError
+from .errors import BrokenEnvironment, EnvError
 from .mounts import OURS, View, mounts
 
 TRIAL_S: Final = 20.0
@@ -39,8 +39,12 @@ _SWITCHES: Final = {
     "user.max_user_namespaces": "0",
 }
 """Settings, and the values of them that forbid user namespaces: Debian's, Ubuntu's, anybody's."""
-_ALLOWED: Final = {"0": "1", "1": "0"}
-"""What to set instead; a number of namespaces is the exception."""
+_PERMITTING: Final = {
+    "kernel.unprivileged_userns_clone": "1",
+    "kernel.apparmor_restrict_unprivileged_userns": "0",
+    "user.max_user_namespaces": "10000",
+}
+"""What to set instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def unavailable() -> str | None:
     if (version := _too_old(program)) is not None:
         return f"bubblewrap {version} cannot bound a folder in memory; 0.7 or newer is needed."
     problem = _trials()[-1]
-    return None if problem is None else f"bubblewrap fails here ({problem}){_advice()}."
+    return None if problem is None else f"bubblewrap fails here ({problem}): {advice()}."
 
 
 @functools.cache
@@ -138,17 +142,22 @@ def _namespaces(network: bool) -> list[str]:
 def _popen(
     command: Sequence[str], variables: dict[str, str], passed: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env=variables,
-        cwd="/",
-        start_new_session=True,
-        pass_fds=passed,
-    )
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=variables,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=passed,
+        )
+    except OSError as error:
+        raise BrokenEnvironment(
+            f"{command[0]} cannot be started: {error.strerror}. Install it, or end other programs."
+        ) from error
 
 
 def _command(launch: Launch, ours: Path, parent: int) -> list[str]:
@@ -242,11 +251,12 @@ def _too_old(program: str) -> str | None:
     return told.stdout.split()[-1] if told.stdout.split() else "of this machine"
 
 
-def _advice() -> str:
-    """Which setting forbids user namespaces, where one does."""
+def advice(settings: Path = Path("/proc/sys")) -> str:
+    """Which of the kernel's settings forbids user namespaces, where one does, and what to set."""
     for name, forbidding in _SWITCHES.items():
-        file = Path("/proc/sys", *name.split("."))
+        file = settings.joinpath(*name.split("."))
         if file.exists() and file.read_text().strip() == forbidding:
-            value = "10000" if name.startswith("user.") else _ALLOWED[forbidding]
-            return f": user namespaces are not permitted; allow them with `sysctl -w {name}={value}`"
-    return ": a container may have to be started with user namespaces permitted"
+            return (
+                f"user namespaces are not permitted; allow them with `sysctl -w {name}={_PERMITTING[name]}`"
+            )
+    return "a container may have to be started with user namespaces and a /proc of its own permitted"
