@@ -14,7 +14,7 @@ from typing import Final
 from .chat_tokens import Control, Vocabulary, end_ids, template_source, token_names
 from .environment import Message, Tool, ToolCall
 from .errors import BadChat
-from .skeletons import Masked, Slot, mask, parts, private
+from .skeletons import Masked, Slot, filled, mask, parts, private, written
 from .template_functions import TemplateRefused
 from .templates import Template
 
@@ -37,7 +37,7 @@ class Bridge:
         self.thinks = "</think>" in self.source
         """Whether it knows thinking blocks."""
         self._template = Template(self.source, token_names(folder), created)
-        self.vocabulary = vocabulary or Vocabulary(folder, self.source)
+        self.vocabulary = vocabulary or Vocabulary(folder, self.source + self._spelled())
         self.close = self._find_close()
         """The token that ends an answer."""
         self.ends = frozenset({self.close, *end_ids(folder, self.vocabulary)})
@@ -99,6 +99,32 @@ class Bridge:
         if cut is None or (exact and cut[0]):
             raise TemplateRefused("an answer does not always end with the same token")
         return [part for part in [cut[1], *found[1:]] if part != ""]
+
+    def shows(self, messages: Sequence[Message]) -> bool:
+        """Whether contents come out as they went in, but for the white space around them. Raises
+        TemplateRefused."""
+        masked = mask(messages, self.thinks)
+        plain = [filled(one, masked.texts) for one in masked.data]
+        text = self._template.render(plain, None, True)
+        return text == "".join(
+            part if isinstance(part, str) else written(part, masked.texts)
+            for part in self._rendered(masked, ())
+        )
+
+    def _spelled(self) -> str:
+        """What a template writes around contents, if it takes them: some put control tokens together."""
+        told = Message("tool", "result", tool_call_id="call00000", name="tool")
+        made = []
+        for messages in (
+            (QUESTION,),
+            (*BASE, QUESTION),
+            (QUESTION, Message("assistant", tool_calls=_calls([told])), told),
+        ):
+            try:
+                made.append(self._template.render(mask(messages, self.thinks).data, None, True))
+            except TemplateRefused:
+                continue
+        return "".join(made)
 
     def _rendered(self, masked: Masked, tools: Sequence[Tool], answer: bool = True) -> Parts:
         return parts(self._template.render(masked.data, [self._tool(tool) for tool in tools] or None, answer))

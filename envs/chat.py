@@ -27,8 +27,8 @@ from .tool_calls import Grammar
 
 TEMPLATE: Final = "template"
 
-KEPT: Final = 4096
-"""Skeletons that are kept: a run has few shapes of conversations, and this many take 10 MiB."""
+KEPT: Final = 1 << 22
+"""Characters of the shapes whose skeletons are kept; a conversation of ten messages has 600."""
 
 _ROLES: Final = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT, "tool": Role.TOOL}
 
@@ -51,7 +51,7 @@ def load_chat(folder: Path, form: str, created: int) -> Chat:
 
 
 class TemplateChat:
-    """A model's own template behind the fixed-base bridge; use it from one thread."""
+    """A model's own template behind the fixed-base bridge."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
@@ -60,6 +60,7 @@ class TemplateChat:
         """The token that ends an answer."""
         self._grammar = Grammar.of(bridge.source, bridge.opens_thinking())
         self._kept: dict[tuple[object, ...], Skeleton] = {}
+        self._size = 0
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = (), /) -> list[Piece]:
         """See `Chat.prompt`: one piece, in the role of the last message."""
@@ -90,7 +91,8 @@ class TemplateChat:
         start: bool,
     ) -> list[int]:
         masked = mask(messages, self._bridge.thinks)
-        key = (start, repr(masked.data), tuple(tools))
+        shape = repr(masked.data)
+        key = (start, shape, tuple(tools))
         skeleton = self._kept.get(key)
         if skeleton is None:
             try:
@@ -101,10 +103,15 @@ class TemplateChat:
                     "it others, or take another model."
                 ) from error
             skeleton = Skeleton(self.vocabulary, found, start)
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
-            self._kept[key] = skeleton
+            self._keep(key, skeleton, len(shape) + sum(len(tool.parameters) for tool in tools))
         return skeleton.fill(self.vocabulary, masked.texts)
+
+    def _keep(self, key: tuple[object, ...], skeleton: Skeleton, size: int) -> None:
+        self._size += size
+        if self._size > KEPT:
+            self._kept.clear()
+            self._size = size
+        self._kept[key] = skeleton
 
 
 def _check(messages: Sequence[Message]) -> None:

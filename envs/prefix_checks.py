@@ -22,6 +22,11 @@ _TOOL: Final = Tool(
 )
 _CALL: Final = ToolCall("call00000", "look", '{"at": "here"}')
 
+_ODD: Final = (
+    "Ab cd  ef\n\n\tgh \"i\" 'j' <b>k</b> &amp; {l} {{ m }} \\n 1,234.50 \u00e9\u65e5\n- o\n"
+    + 40 * "long enough. "
+)
+
 _SYSTEM: Final = Message("system", "rules")
 _ASKS: Final = Message("user", "question")
 _SAYS: Final = Message("assistant", "answer")
@@ -40,6 +45,7 @@ def check(bridge: Bridge, another_time: Bridge) -> None:
     except TemplateRefused as error:
         _refuse(f"{error}")
     _check_clock(bridge, another_time, after)
+    _check_contents(bridge)
     for news in NEWS:
         _check_history(bridge, news)
     _check_prompts(bridge, after)
@@ -60,6 +66,23 @@ def histories() -> Iterator[tuple[list[Message], tuple[Tool, ...]]]:
 def _check_clock(bridge: Bridge, another_time: Bridge, after: Parts) -> None:
     if another_time.behind(BASE, (_ASKS,), ())[1] != after:
         _refuse("what follows an answer depends on the clock")
+
+
+def _check_contents(bridge: Bridge) -> None:
+    """Contents are shown as they are: here is some text that a template might mend, cut, or escape."""
+    asks, says = Message("user", _ODD), Message("assistant", _ODD)
+    for messages in (
+        [asks],
+        [asks, says, asks],
+        [Message("system", _ODD), asks],
+        [asks, _CALLS, Message("tool", _ODD)],
+    ):
+        try:
+            shown = bridge.shows(messages)
+        except TemplateRefused:
+            continue  # not refused with other contents: `_check_history` says so
+        if not shown:
+            _refuse("it changes what a message says")
 
 
 def _check_history(bridge: Bridge, news: Sequence[Message]) -> None:

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .chat_tokens import Control, Vocabulary
 from .environment import Message
@@ -145,6 +145,19 @@ def parts(text: str) -> list[str | Slot]:
     return [one for one in found if one != ""]
 
 
+def filled(value: Any, texts: Sequence[str]) -> Any:
+    """A masked value with its texts put back."""
+    match value:
+        case str():
+            return "".join(one if isinstance(one, str) else written(one, texts) for one in parts(value))
+        case list():
+            return [filled(one, texts) for one in value]
+        case dict():
+            return {key: filled(one, texts) for key, one in value.items()}
+        case _:
+            return value
+
+
 class _Stretch(NamedTuple):
     """Text between two control tokens."""
 
@@ -199,7 +212,7 @@ class Skeleton:
 
 
 def _encoded(vocabulary: Vocabulary, stretch: _Stretch, texts: Sequence[str]) -> list[int]:
-    text = "".join([part if isinstance(part, str) else _filled(part, texts) for part in stretch.parts])
+    text = "".join([part if isinstance(part, str) else written(part, texts) for part in stretch.parts])
     if stretch.bare_left:
         text = text.lstrip()
     if stretch.bare_right:
@@ -207,7 +220,7 @@ def _encoded(vocabulary: Vocabulary, stretch: _Stretch, texts: Sequence[str]) ->
     return vocabulary.encode(text, stretch.start)
 
 
-def _filled(slot: Slot, texts: Sequence[str]) -> str:
+def written(slot: Slot, texts: Sequence[str]) -> str:
     text = texts[slot.text]
     for _ in range(slot.escaped):
         text = json.dumps(text, ensure_ascii=False)[1:-1]

@@ -14,12 +14,12 @@ from typing import Final, Literal
 
 from .environment import Message, ToolCall
 
-_TAGGED: Final = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_THINK: Final = "<think>"
 _MARK: Final = "[TOOL_CALLS]"
 _PYTHON: Final = "<|python_tag|>"
 
 MAX_CALLS: Final = 64
-"""Calls of one turn; an answer with more is all content."""
+"""Calls of one turn; what else it has stays content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,35 +53,42 @@ class Grammar:
         return Message("assistant", content, reasoning, calls)
 
     def _apart(self, text: str) -> tuple[str, str]:
-        head, closed, tail = text.partition("</think>")
-        before, opens, inside = head.partition("<think>")
-        if opens and before.strip():  # text before the block: it is no thinking block
+        """Thinking and the rest. A block that is not closed goes on to the end."""
+        opened, marked = self.opened, text.lstrip().startswith(_THINK)
+        if not (opened or marked):
             return "", text
-        if not opens and not (self.opened or closed):
-            return "", text
-        return (inside if opens else head).strip(), tail.lstrip("\n") if closed else ""
+        inside = text.lstrip().removeprefix(_THINK) if marked else text
+        thought, closed, rest = inside.partition("</think>")
+        return thought.strip(), rest.lstrip("\n") if closed else ""
 
 
 def _tagged(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    bodies = _TAGGED.findall(text)
-    loaded = [_loaded(body) for body in bodies]
-    calls = _made(
-        [one for body in loaded for one in ([body] if isinstance(body, dict) else [None])], "arguments"
-    )
-    return (_TAGGED.sub("", text).strip(), calls) if calls else (text, ())
+    first, *others = text.split("<tool_call>")
+    left, calls = [first], list[ToolCall]()
+    for part in others:
+        body, closed, behind = part.partition("</tool_call>")
+        call = _call(_loaded(body), "arguments", len(calls)) if closed and len(calls) < MAX_CALLS else None
+        if call is None:
+            left.append("<tool_call>" + part)
+        else:
+            calls.append(call)
+            left.append(behind)
+    return ("".join(left).strip(), tuple(calls)) if calls else (text, ())
 
 
 def _marked(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     before, mark, body = text.partition(_MARK)
     loaded = _loaded(body) if mark else None
-    calls = _made(loaded, "arguments") if isinstance(loaded, list) else ()
-    return (before.strip(), calls) if calls else (text, ())
+    if not isinstance(loaded, list) or not 0 < len(loaded) <= MAX_CALLS:
+        return text, ()
+    calls = [_call(one, "arguments", number) for number, one in enumerate(loaded)]
+    known = tuple(call for call in calls if call is not None)
+    return (before.strip(), known) if len(known) == len(calls) else (text, ())
 
 
 def _bare(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    loaded = _loaded(text.strip().removeprefix(_PYTHON))
-    calls = _made([loaded], "parameters") or _made([loaded], "arguments")
-    return ("", calls) if calls else (text, ())
+    call = _call(_loaded(text.strip().removeprefix(_PYTHON)), "parameters", 0)
+    return ("", (call,)) if call else (text, ())
 
 
 def _loaded(text: str) -> object:
@@ -91,18 +98,16 @@ def _loaded(text: str) -> object:
         return None
 
 
-def _made(bodies: list[object], key: str) -> tuple[ToolCall, ...]:
-    """Calls from their JSON; none where one of them is no call."""
-    calls: list[ToolCall] = []
-    for number, body in enumerate(bodies[: MAX_CALLS + 1]):
-        if not isinstance(body, dict) or not isinstance(body.get("name"), str) or key not in body:
-            return ()
-        arguments, id_ = body[key], body.get("id")
-        calls.append(
-            ToolCall(
-                id_ if isinstance(id_, str) and id_ else f"call{number:05}",
-                body["name"],
-                arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
-            )
-        )
-    return tuple(calls) if len(calls) <= MAX_CALLS else ()
+def _call(body: object, key: str, number: int) -> ToolCall | None:
+    """The call that a JSON value is. An id of ours has nine characters, as some formats ask."""
+    match body:
+        case {"name": str(name), "id": str(id_), **others} if key in others:
+            return ToolCall(id_, name, _written(others[key]))
+        case {"name": str(name), **others} if key in others:
+            return ToolCall(f"call{number:05}", name, _written(others[key]))
+        case _:
+            return None
+
+
+def _written(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
