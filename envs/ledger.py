@@ -23,7 +23,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nous_node.protocol.constants import MAX_TRAJECTORIES
-from nous_node.protocol.rollouts import Trajectory, pack_floats, unpack_floats, unpack_tokens
+from nous_node.protocol.rollouts import (
+    Trajectory,
+    pack_floats,
+    path_tokens,
+    trained_tokens,
+    unpack_floats,
+    unpack_tokens,
+)
 from nous_node.protocol.runs import AGENTS
 from nous_node.protocol.structure import MAX_REWARD
 
@@ -36,13 +43,20 @@ TOKEN_IDS: Final = 1 << 32
 _Key = tuple[int, int, int, bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One answer of the policy."""
+
+    seen: bytes
+    """Digest of the tokens before it, as the policy saw them."""
+    tokens: list[int]
+
+
 @dataclass(slots=True)
 class _Log:
     """One trajectory, as far as the policy knows it."""
 
-    tokens: list[int] = field(default_factory=list)
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """Where the policy's turns stand."""
+    turns: list[_Turn] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish = "length"
     open: bool = False
@@ -77,9 +91,7 @@ class Ledger:
             for log in logs:
                 log.open = False
         for log, request, completion in zip(logs, requests, completions, strict=True):
-            start = len(request.tokens)
-            log.tokens = [*request.tokens, *completion.tokens]
-            log.spans.append((start, len(log.tokens)))
+            log.turns.append(_Turn(_digest(request.tokens), completion.tokens))
             log.logprobs += completion.logprobs
             log.finish = completion.finish
         return completions
@@ -105,10 +117,8 @@ class Ledger:
             raise _foul(
                 f"says that trajectory {index} has {start} sampled tokens; it has {len(log.logprobs)}"
             )
-        if not tokens or tokens[: len(log.tokens)] != log.tokens:
-            raise _foul(f"rewrote trajectory {index}: start another one for another history")
-        if not 0 <= min(tokens) <= max(tokens) < TOKEN_IDS:
-            raise _foul(f"puts something into trajectory {index} that is no token id")
+        if not tokens or not 0 <= min(tokens) <= max(tokens) < TOKEN_IDS:
+            raise _foul(f"asks for tokens of trajectory {index} behind something that is no token id")
         room = min(self._policy.max_tokens - start, self._policy.context - len(tokens))
         if not 1 <= limit <= room:
             raise _foul(f"asks for {limit} tokens of trajectory {index}, which has room for {max(0, room)}")
@@ -121,11 +131,12 @@ class Ledger:
         """Raises EnvironmentFailed for the first trajectory that is not what was handed out."""
         if not 1 <= len(trajectories) <= self._most:
             raise _foul(f"returned {len(trajectories)} trajectories; a group has 1 to {self._most}")
-        lost = [index for index, log in self._logs.items() if log.spans and index >= len(trajectories)]
+        lost = [index for index, log in self._logs.items() if log.turns and index >= len(trajectories)]
         if lost:
             raise _foul(f"asked for tokens of trajectory {lost[0]} and did not return it")
         for index, trajectory in enumerate(trajectories):
             log = self._logs.get(index, _Log())
+            _check_parents(index, trajectory)
             self._check_tokens(index, trajectory, log)
             _check_end(index, trajectory, log)
             _check_numbers(index, trajectory)
@@ -138,11 +149,19 @@ class Ledger:
             raise _foul(
                 f"returned trajectory {index} with {count} tokens; the context holds {self._policy.context}"
             )
-        tokens = unpack_tokens(trajectory.tokens)
-        if _spans(trajectory) != log.spans or tokens[: len(log.tokens)] != log.tokens:
+        if _turns(trajectory) != log.turns:
             raise _foul(f"returned trajectory {index} with tokens that the policy did not sample there")
         if trajectory.logprobs != pack_floats(log.logprobs, self._policy.logprob_format):
             raise _foul(f"returned trajectory {index} with log-probs that are not the policy's")
+
+
+def _check_parents(index: int, trajectory: Trajectory) -> None:
+    parents = trajectory.parents
+    if parents is None:
+        return
+    orderly = all(-1 <= parent < place for place, parent in enumerate(parents))
+    if len(parents) != len(trajectory.segments) or not orderly:
+        raise _foul(f"returned trajectory {index} with parents that are not its segments'")
 
 
 def _check_end(index: int, trajectory: Trajectory, log: _Log) -> None:
@@ -151,12 +170,6 @@ def _check_end(index: int, trajectory: Trajectory, log: _Log) -> None:
         raise _foul(
             f"returned trajectory {index} with finish {trajectory.finish!r}, which is not how it ended"
         )
-    parents = trajectory.parents
-    if parents is None:
-        return
-    orderly = all(-1 <= parent < place for place, parent in enumerate(parents))
-    if len(parents) != len(trajectory.segments) or not orderly:
-        raise _foul(f"returned trajectory {index} with parents that are not its segments'")
 
 
 def _check_numbers(index: int, trajectory: Trajectory) -> None:
@@ -166,7 +179,7 @@ def _check_numbers(index: int, trajectory: Trajectory) -> None:
         raise _foul(f"returned a component of the reward of trajectory {index} that is no number")
     advantages = [] if trajectory.advantage is None else [trajectory.advantage]
     if trajectory.advantages is not None:
-        trained = sum(end - start for start, end in _spans(trajectory))
+        trained = trained_tokens(trajectory)
         if len(trajectory.advantages) != 4 * trained or advantages:
             raise _foul(f"returned other advantages than one for each sampled token of trajectory {index}")
         advantages = unpack_floats(trajectory.advantages)
@@ -174,21 +187,31 @@ def _check_numbers(index: int, trajectory: Trajectory) -> None:
         raise _foul(f"returned an advantage of trajectory {index} that is out of range")
 
 
-def _spans(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """Where its trained segments stand."""
-    found: list[tuple[int, int]] = []
-    position = 0
-    for segment in trajectory.segments:
-        end = position + segment.length
+def _turns(trajectory: Trajectory) -> list[_Turn]:
+    """Its trained segments, each with what stands before it: all of the trajectory, or its path in a tree."""
+    found: list[_Turn] = []
+    tokens, segments, parents = unpack_tokens(trajectory.tokens), trajectory.segments, trajectory.parents
+    seen, position = hashlib.sha256(), 0
+    for place, segment in enumerate(segments):
+        piece = tokens[position : position + segment.length]
         if segment.trained:
-            found.append((position, end))
-        position = end
+            if parents is None:
+                before = seen.digest()
+            else:
+                before = _digest(path_tokens(tokens, segments, parents, parents[place]))
+            found.append(_Turn(before, piece))
+        seen.update(array("L", piece).tobytes())
+        position += segment.length
     return found
 
 
 def _key(request: GenerateRequest) -> _Key:
     tokens, index, start, limit = request
-    return index, start, limit, hashlib.sha256(array("L", tokens).tobytes()).digest()
+    return index, start, limit, _digest(tokens)
+
+
+def _digest(tokens: Sequence[int]) -> bytes:
+    return hashlib.sha256(array("L", tokens).tobytes()).digest()
 
 
 def _foul(what: str) -> EnvironmentFailed:

@@ -90,6 +90,23 @@ class Duel(Toy):
         return [left.finish(float(not won)), right.finish(float(won))]
 
 
+class Tree(Toy):
+    """One trajectory: a prompt, and an answer in each of its branches."""
+
+    info = info("toy-tree", turns=2)
+
+    async def collect_trajectories(self, task, policy):
+        sessions = [Session(policy, index) for index in range(policy.group)]
+        for session in sessions:
+            session.append(policy.tokenizer.encode("two ways:"), Role.USER)
+        await sample_all(policy, sessions, 3)
+        for session in sessions:
+            session.branch(0)
+            session.append(policy.tokenizer.encode("or:"), Role.USER)
+        await sample_all(policy, sessions)
+        return [session.finish(1.0) for session in sessions]
+
+
 class Bad(Toy):
     """Does what its task's first byte says, before or after its first turn."""
 
@@ -267,6 +284,7 @@ DEEDS = [
 POINTS = {
     "toy-guess": "Guess",
     "toy-duel": "Duel",
+    "toy-tree": "Tree",
     "toy-bad": "Bad",
     "toy-pair": "Pair",
     "toy-far": "Far",

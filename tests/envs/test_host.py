@@ -26,7 +26,7 @@ from nous_node.protocol.tasks import assign
 from .conftest import DreamEngine
 from .foreign import DEEDS
 
-TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair"))
+TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree"))
 """Without the sandbox, which has tests of its own."""
 
 
@@ -70,7 +70,9 @@ def group_of(trajectories: list[Trajectory]) -> RolloutGroup:
     return RolloutGroup(bytes(32), 0, "toy", Engine("dream", "1", "float32", "cpu"), trajectories)
 
 
-@pytest.mark.parametrize(("name", "attribute"), [("toy-guess", "Guess"), ("toy-duel", "Duel")])
+@pytest.mark.parametrize(
+    ("name", "attribute"), [("toy-guess", "Guess"), ("toy-duel", "Duel"), ("toy-tree", "Tree")]
+)
 def test_sixteen_groups_in_one_process_are_those_of_an_environment_in_this_one(
     name: str, attribute: str, worlds: ModuleType, engine: DreamEngine, settings: PolicySettings
 ) -> None:
