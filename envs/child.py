@@ -89,6 +89,8 @@ class Child(Generic[Sent, Received]):
         self._open = {"out", "err"}
         self._end: ChildEnded | None = None
         self._attached: _Attached[Received] | None = None
+        self._telling: asyncio.Handle | None = None
+        """The listener is about to be told of the end."""
         self._process = start(launch)
         self._in = _unblocked(self._process.stdin)
         self._out = _unblocked(self._process.stdout)
@@ -158,7 +160,10 @@ class Child(Generic[Sent, Received]):
         self._attached.timer = loop.call_soon(self._hand_out)  # what came before
 
     def detach(self) -> None:
-        """Leaves the loop, which may end then; what comes meanwhile waits in the pipe."""
+        """Leaves the loop, which may end then; what comes meanwhile waits in the pipe. Nobody is told of
+        anything from now on, even of an end that was noticed already."""
+        if self._telling is not None:
+            self._telling.cancel()
         if self._attached is None:
             return
         attached, self._attached = self._attached, None
@@ -300,7 +305,7 @@ class Child(Generic[Sent, Received]):
         words = f" Its last words: {self.tail[-LAST_WORDS:]}" if self._stderr else ""
         self._end = ChildEnded(f"The environment's process {cause}.{words}")
         if attached is not None:
-            attached.loop.call_soon(attached.ended, self._end)
+            self._telling = attached.loop.call_soon(attached.ended, self._end)
         return self._end
 
     def _cause(self) -> str:

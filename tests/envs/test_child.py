@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -276,6 +277,25 @@ def test_a_killed_child_tells_nobody(child: Captive) -> None:
     listener = asyncio.run(main())
     assert listener.heard == []
     assert listener.ends == []
+    assert not child.alive
+
+
+@pytest.mark.parametrize("leave", [Captive.kill, Captive.detach])
+def test_who_leaves_between_the_end_and_its_telling_is_not_told(
+    child: Captive, leave: Callable[[Captive], None]
+) -> None:
+    async def main() -> Listener:
+        listener = Listener(child, 1)
+        child.attach(listener.hear, listener.end)
+        child.send(Order("idle"))
+        with contextlib.suppress(ChildEnded):
+            for _ in range(5):
+                child.send(Order("echo", "x" * (30 * MEBIBYTE)))
+        leave(child)
+        await asyncio.sleep(0.01)
+        return listener
+
+    assert asyncio.run(main()).ends == []
     assert not child.alive
 
 
