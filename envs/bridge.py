@@ -130,24 +130,32 @@ class Bridge:
         return parts(self._template.render(masked.data, [self._tool(tool) for tool in tools] or None, answer))
 
     def _find_close(self) -> int:
-        masked = mask([*BASE, QUESTION], self.thinks)
         try:
-            found = self._rendered(masked, ())
+            behind = self._behind_answer([*BASE, QUESTION], True)
+            alone = self._behind_answer(BASE, False)
         except TemplateRefused as error:
             raise BadChat(
-                f"The chat template cannot be used, since a second question is too much for it: {error}. "
-                "Give environments plain prompts, or take another model."
+                f"The chat template cannot be used, since it does not go on behind an answer: {error}. Give "
+                "environments plain prompts, or take another model."
             ) from error
-        at = next((at for at, part in enumerate(found) if isinstance(part, Slot) and part.text == 1), -1)
-        head = found[at + 1] if 0 <= at < len(found) - 1 else ""
-        units = self.vocabulary.split(head) if isinstance(head, str) else []
-        if at < 0 or not units or not isinstance(units[0], Control):
-            shown = "nothing" if not units else f"the text {str(head)[:32]!r}"
+        units = self.vocabulary.split(behind)
+        if not units or not isinstance(units[0], Control) or self.vocabulary.split(alone)[:1] != units[:1]:
+            shown = repr(behind[:32]) if units else "nothing"
             raise BadChat(
-                "The chat template cannot be used, since an answer has to end with a control token and here "
-                f"{shown} follows it. Give environments plain prompts, or take another model."
+                "The chat template cannot be used, since an answer has to end with a control token of its own."
+                f" Here {shown} follows it, and {alone[:32]!r} where nothing comes next. Give "
+                "environments plain prompts, or take another model."
             )
         return units[0].id
+
+    def _behind_answer(self, messages: Sequence[Message], answer: bool) -> str:
+        """The text between the base's answer and what comes next."""
+        found = self._rendered(mask(messages, self.thinks), (), answer)
+        at = next((at for at, part in enumerate(found) if isinstance(part, Slot) and part.text == 1), -1)
+        if at < 0:
+            raise TemplateRefused("it leaves an answer out")
+        head = found[at + 1] if at < len(found) - 1 else ""
+        return head if isinstance(head, str) else ""
 
     def opens_thinking(self) -> bool:
         """Whether an answer begins inside a thinking block. Raises TemplateRefused."""

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from .bridge import BASE, Bridge, Parts
 from .environment import Message, Tool, ToolCall
 from .errors import BadChat
+from .skeletons import Slot
 from .template_functions import TemplateRefused
 
 TURNS: Final = 4
@@ -49,6 +50,7 @@ def check(bridge: Bridge, another_time: Bridge) -> None:
     for news in NEWS:
         _check_history(bridge, news)
     _check_prompts(bridge, after)
+    _check_kept(bridge)
 
 
 def histories() -> Iterator[tuple[list[Message], tuple[Tool, ...]]]:
@@ -126,6 +128,21 @@ def _check_prompts(bridge: Bridge, after: Parts) -> None:
                 _refuse(f"{error}")
             if _tail(found) != begins:
                 _refuse("what begins an answer is not always the same")
+
+
+def _check_kept(bridge: Bridge) -> None:
+    """A question stays as it was when the conversation goes on, and so does what stands before it."""
+    for system in ([], [_SYSTEM]):
+        messages = [*system, *[_ASKS, _SAYS] * TURNS, _ASKS]
+        try:
+            _, whole = bridge.first(messages, ())
+        except TemplateRefused:
+            continue  # `_check_history` has refused it, or it knows no systems
+        for turns in range(TURNS):
+            _, found = bridge.first(messages[: len(system) + 2 * turns + 1], ())
+            last = max(at for at, part in enumerate(found) if isinstance(part, Slot))
+            if found[: last + 1] != whole[: last + 1]:
+                _refuse("a question looks different once the conversation has gone on")
 
 
 def _tail(found: Parts) -> str:
