@@ -126,7 +126,7 @@ class Puzzles:
 
     def held_out(self, count: int, level: int = 0) -> list[Task]:
         """Tasks for evaluation: of seeds that no run assigns."""
-        return [self.task(held_out_seed(NAME, index), level) for index in range(count)]
+        return [self.task(held_out_seed(self.info.id, index), level) for index in range(count)]
 
     def prompt(self, task: Task) -> str:
         """The question as a base model is asked."""

@@ -73,19 +73,32 @@ class Wording:
         default = f"{PLACEHOLDER}\n\n{_PLACES[self.answer]}" if chat else _PLAIN[self.answer]
         return (self.template or default).replace(PLACEHOLDER, question)
 
-    def pieces(self, policy: Policy, question: str) -> list[Piece]:
-        """The prompt in tokens. Raises EnvironmentFailed where the run's model has no conversation format
-        and the config asks for one."""
-        chat = policy.chat
-        if self.format == "plain" or (chat is None and not self.format):
-            return [Piece(Role.RAW, policy.tokenizer.encode(self.text(question, False)))]
-        if chat is None:
+    def converses(self, policy: Policy) -> bool:
+        """Whether the question is put in the conversation format of the run's model. Raises
+        EnvironmentFailed where it has none and the config asks for it."""
+        if policy.chat is None and self.format == "chat":
             raise EnvironmentFailed(
                 "The environment is set to format `chat`, and the run's model has no conversation format: "
                 "leave `format` out, or take a chat model."
             )
-        messages = [Message("system", self.system)] if self.system else []
-        return chat.prompt([*messages, Message("user", self.text(question, True))])
+        return policy.chat is not None and self.format != "plain"
+
+    def pieces(self, policy: Policy, question: str) -> list[Piece]:
+        """The prompt in tokens. Raises EnvironmentFailed."""
+        if not self.converses(policy) or policy.chat is None:
+            return [Piece(Role.RAW, policy.tokenizer.encode(self.text(question, False)))]
+        return policy.chat.prompt(self.messages(self.text(question, True)))
+
+    def messages(self, text: str) -> list[Message]:
+        """The first messages of a conversation."""
+        return [*([Message("system", self.system)] if self.system else []), Message("user", text)]
+
+    def said(self, policy: Policy, completion: Completion) -> str:
+        """Text of a reply, without its stop token and its thinking."""
+        tokens, _, finish = completion
+        if self.converses(policy) and policy.chat is not None:
+            return policy.chat.parse(tokens).content
+        return policy.tokenizer.decode(tokens[:-1] if finish == "stop" else tokens)
 
     def find(self, said: str) -> str | None:
         """The answer in what was said; None where it does not stand where it was asked for."""
@@ -101,11 +114,14 @@ class Wording:
                 return said.strip() or None
 
 
-def read_wording(config: Mapping[str, Setting]) -> tuple[Wording, dict[str, Setting]]:
-    """The wording that a config asks for, and the settings that are not about it. Raises BadConfig."""
+def read_wording(
+    config: Mapping[str, Setting], default: Place = "tags"
+) -> tuple[Wording, dict[str, Setting]]:
+    """The wording that a config asks for, and the settings that are not about it. `default`: where the answer
+    is looked for without `answer`. Raises BadConfig."""
     rest = {key: value for key, value in config.items() if key not in KEYS}
     form = _one_of(config, "format", ("", "chat", "plain"), "")
-    place = _one_of(config, "answer", tuple(_PLACES), "tags")
+    place = _one_of(config, "answer", tuple(_PLACES), default)
     template, system = _text(config, "template"), _text(config, "system")
     if template and template.count(PLACEHOLDER) != 1:
         raise BadConfig(f"`template` has {PLACEHOLDER} in it exactly once, where the question goes.")
@@ -114,9 +130,11 @@ def read_wording(config: Mapping[str, Setting]) -> tuple[Wording, dict[str, Sett
     return Wording(cast(Format, form), system, template, cast(Place, place)), rest
 
 
-def held_out_seed(name: str, index: int) -> bytes:
-    """Seed of a task for evaluation: SHA-256(DOMAIN_HELD_OUT || name || 0x00 || u64le(index)). [RGY-7]"""
-    return hashlib.sha256(DOMAIN_HELD_OUT + name.encode() + b"\x00" + index.to_bytes(8, "little")).digest()
+def held_out_seed(environment: str, index: int) -> bytes:
+    """Seed of a task for evaluation: SHA-256(DOMAIN_HELD_OUT || id || 0x00 || u64le(index)). [RGY-7]"""
+    return hashlib.sha256(
+        DOMAIN_HELD_OUT + environment.encode() + b"\x00" + index.to_bytes(8, "little")
+    ).digest()
 
 
 def score_said(wording: Wording, said: str, ended: bool, mark: Callable[[str], Score]) -> Score:
@@ -144,21 +162,10 @@ async def collect(
         for role, tokens in pieces:
             session.append(tokens, role)
     completions = await sample_all(policy, sessions)
-    plain = pieces[0].role == Role.RAW
     return [
-        session.finish(
-            *score_said(wording, _said(policy, completion, plain), completion.finish == "stop", mark)
-        )
-        for session, completion in zip(sessions, completions, strict=True)
+        session.finish(*score_said(wording, wording.said(policy, one), one.finish == "stop", mark))
+        for session, one in zip(sessions, completions, strict=True)
     ]
-
-
-def _said(policy: Policy, completion: Completion, plain: bool) -> str:
-    """Text of a reply, without its stop token and its thinking."""
-    tokens, _, finish = completion
-    if not plain and policy.chat is not None:
-        return policy.chat.parse(tokens).content
-    return policy.tokenizer.decode(tokens[:-1] if finish == "stop" else tokens)
 
 
 def _one_of(config: Mapping[str, Setting], key: str, known: tuple[str, ...], default: str) -> str:

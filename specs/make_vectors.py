@@ -98,6 +98,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
         "Prompts, answers and held-out seeds of environments of one question.",
         vectors_questions.questions,
     ),
+    "gymnasium": ("Actions in replies, and advantages by turn.", vectors_questions.games),
 }
 
 

@@ -1,4 +1,4 @@
-"""Vectors of environments of one question: prompts, where answers stand, held-out seeds."""
+"""Vectors of environments of one question (prompts, where answers stand, held-out seeds) and of games."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, cast
 
 from vectors_world import case
 
+from nous_node.envs.gymnasium_text import read_action, turn_advantages
+from nous_node.envs.gymnasium_words import GAMES
 from nous_node.envs.single_turn import Place, Wording, held_out_seed, read_wording
 
 QUESTION = "What is 3 + 4? {question}"
@@ -76,8 +78,54 @@ def _held_out() -> list[dict[str, Any]]:
             f"held-out task {index}",
             "RGY-7",
             "valid held-out",
+            id="reasoning-gym/chain_sum",
             index=index,
-            seed=held_out_seed("reasoning-gym", index).hex(),
+            seed=held_out_seed("reasoning-gym/chain_sum", index).hex(),
         )
         for index in (0, 1, 255, 256)
+    ]
+
+
+def games() -> list[dict[str, Any]]:
+    return [*_actions(), *_advantages()]
+
+
+def _actions() -> list[dict[str, Any]]:
+    rows: list[tuple[str, str, Place, str]] = [
+        ("the name", "FrozenLake-v1", "last-line", "left"),
+        ("upper case and a full stop", "FrozenLake-v1", "last-line", "LEFT."),
+        ("the order of the cliff", "CliffWalking-v1", "last-line", "left"),
+        ("the last line", "FrozenLake-v1", "last-line", "the hole is left, so\nup!\n"),
+        ("words around it", "FrozenLake-v1", "last-line", "go left"),
+        ("a number", "FrozenLake-v1", "last-line", "0"),
+        ("another game's action", "Taxi-v4", "last-line", "hit"),
+        ("between tags", "Taxi-v4", "tags", "there: <answer>pickup</answer>"),
+        ("no tags", "Taxi-v4", "tags", "pickup"),
+        ("all of it", "Blackjack-v1", "whole", " stick "),
+        ("more than the action", "Blackjack-v1", "whole", "I\nstick"),
+        ("nothing", "Blackjack-v1", "whole", ""),
+    ]
+    return [
+        case(
+            comment,
+            "GYM-4",
+            "valid action",
+            game=game,
+            place=place,
+            said=said,
+            action=read_action(Wording(answer=place), GAMES[game], said),
+        )
+        for comment, game, place, said in rows
+    ]
+
+
+def _advantages() -> list[dict[str, Any]]:
+    rows: list[tuple[str, list[list[float]]]] = [
+        ("one sample", [[-1.0, -1.0, 20.0]]),
+        ("one reaches the goal, one falls early", [[0.0, 0.0, 1.0], [0.0]]),
+        ("steps cost", [[-1.0, -100.0], [-1.0, -1.0, -1.0, -1.0], [-1.0]]),
+    ]
+    return [
+        case(comment, "GYM-7", "valid advantages", rewards=rewards, advantages=turn_advantages(rewards))
+        for comment, rewards in rows
     ]

@@ -208,6 +208,14 @@ FIELDS: dict[str, dict[str, Any]] = {
         "text?": TEXT,
     },
     "packages": {"seed": HEX, "rows?": INT, "row?": INT, "start?": INT},
+    "gymnasium": {
+        "game?": TEXT,
+        "place?": TEXT,
+        "said?": TEXT,
+        "action?": {"anyOf": [INT, {"const": None}], "description": "null: none"},
+        "rewards?": {"type": "array", "items": NUMBERS},
+        "advantages?": {"type": "array", "items": NUMBERS},
+    },
     "reasoning-gym": {
         "config?": OBJECT,
         "chat?": BOOL,
@@ -216,6 +224,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "place?": TEXT,
         "said?": TEXT,
         "answer?": {"anyOf": [TEXT, {"const": None}], "description": "null: none"},
+        "id?": TEXT,
         "index?": INT,
         "seed?": HEX,
     },

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nous_node.envs import random_streams, single_turn, sort_digits, verifiers_v0
+from nous_node.envs import random_streams, sort_digits, verifiers_v0
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import unseal
@@ -35,6 +35,8 @@ from nous_node.protocol.rollouts import (
 )
 from nous_node.protocol.structure import check_structure
 from nous_node.trainer.tokenizer import Tokenizer
+
+from .env_drivers import drive_game, drive_question
 
 DEFAULT_MODEL = Path(str(files("nous_node.trainer"))) / "default"
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
@@ -328,16 +330,6 @@ def drive_sort_digits(case: Case) -> None:
     assert environment.score(task, case["solution"], True).reward == 1.0
 
 
-def drive_question(case: Case) -> None:
-    if "index" in case:
-        assert single_turn.held_out_seed("reasoning-gym", case["index"]) == raw(case["seed"])
-    elif "said" in case:
-        assert single_turn.Wording(answer=case["place"]).find(case["said"]) == case["answer"]
-    else:
-        wording, _ = single_turn.read_wording(case["config"])
-        assert wording.text(case["question"], case["chat"]) == case["text"]
-
-
 def drive_package(case: Case) -> None:
     seed = raw(case["seed"])
     if "row" in case:
@@ -389,4 +381,5 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "sort-digits": drive_sort_digits,
     "packages": drive_package,
     "reasoning-gym": drive_question,
+    "gymnasium": drive_game,
 }
