@@ -21,6 +21,7 @@ import vectors_equivocations
 import vectors_gossip
 import vectors_introductions
 import vectors_model
+import vectors_openenv
 import vectors_packages
 import vectors_peers
 import vectors_proofs
@@ -93,6 +94,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
+    "openenv": ("Answers and observations of OpenEnv servers.", vectors_openenv.openenv),
     "packages": ("Rows and random streams of packages of environments.", vectors_packages.packages),
     "reasoning-gym": (
         "Prompts, answers and held-out seeds of environments of one question.",

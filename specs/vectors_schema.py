@@ -207,6 +207,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "reward?": NUMBER,
         "text?": TEXT,
     },
+    "openenv": {
+        "schema?": OBJECT,
+        "named?": TEXT,
+        "field?": TEXT,
+        "text?": {"anyOf": [TEXT, BOOL]},
+        "answer?": TEXT,
+        "action?": {"anyOf": [OBJECT, {"const": None}], "description": "null: none"},
+        "observation?": OBJECT,
+        "shown?": TEXTS,
+    },
     "packages": {"seed": HEX, "rows?": INT, "row?": INT, "start?": INT},
     "gymnasium": {
         "game?": TEXT,

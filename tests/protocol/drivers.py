@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from nous_node.envs import random_streams, sort_digits, verifiers_v0
+from nous_node.envs import sort_digits
 from nous_node.protocol import checkpoints, receipts, runs, sampling, streams, tasks
 from nous_node.protocol.encoding import decode, encode, read
 from nous_node.protocol.envelope import unseal
@@ -36,7 +36,7 @@ from nous_node.protocol.rollouts import (
 from nous_node.protocol.structure import check_structure
 from nous_node.trainer.tokenizer import Tokenizer
 
-from .env_drivers import drive_game, drive_question
+from .env_drivers import drive_game, drive_openenv, drive_package, drive_question
 
 DEFAULT_MODEL = Path(str(files("nous_node.trainer"))) / "default"
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
@@ -330,14 +330,6 @@ def drive_sort_digits(case: Case) -> None:
     assert environment.score(task, case["solution"], True).reward == 1.0
 
 
-def drive_package(case: Case) -> None:
-    seed = raw(case["seed"])
-    if "row" in case:
-        assert verifiers_v0.row_of(seed, case["rows"]) == case["row"]
-    else:
-        assert random_streams.stream_seed(seed) == case["start"]
-
-
 def drive_model(case: Case) -> None:
     """The tokens; the logits need the model: `tests/trainer` compares them."""
     assert list(case["text"].encode()) == case["tokens"]
@@ -379,6 +371,7 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "hellos": drive_hello,
     "nous-default": drive_model,
     "sort-digits": drive_sort_digits,
+    "openenv": drive_openenv,
     "packages": drive_package,
     "reasoning-gym": drive_question,
     "gymnasium": drive_game,
