@@ -6,7 +6,6 @@ the base's answer. So nothing that stands before it is ever made again. [CHT-4]
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,7 @@ from typing import Final
 from .chat_tokens import Control, Vocabulary, end_ids, template_source, token_names
 from .environment import Message, Tool, ToolCall
 from .errors import BadChat
-from .skeletons import Masked, Slot, filled, mask, parts, private, written
+from .skeletons import Masked, Slot, check_shown, filled, mask, parts, tool_data, written
 from .template_functions import TemplateRefused
 from .templates import Template
 
@@ -47,17 +46,7 @@ class Bridge:
         a content is lost."""
         masked = mask(messages, self.thinks)
         found = self._rendered(masked, tools)
-        asked = [index for index in masked.contents if index is not None]
-        shown = [part.text for part in found if isinstance(part, Slot) and part.text in asked]
-        if set(shown) != set(asked):
-            raise TemplateRefused("it leaves a message out")
-        body = [
-            index
-            for index, message in zip(masked.contents, messages, strict=True)
-            if index is not None and message.role != "system"
-        ]
-        if [index for index in dict.fromkeys(shown) if index in body] != body:
-            raise TemplateRefused("it puts messages into another order")
+        check_shown(masked, messages, [part.text for part in found if isinstance(part, Slot)])
         return masked, found
 
     def later(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Masked, Parts]:
@@ -127,7 +116,11 @@ class Bridge:
         return "".join(made)
 
     def _rendered(self, masked: Masked, tools: Sequence[Tool], answer: bool = True) -> Parts:
-        return parts(self._template.render(masked.data, [self._tool(tool) for tool in tools] or None, answer))
+        return parts(
+            self._template.render(
+                masked.data, [tool_data(self.vocabulary, tool) for tool in tools] or None, answer
+            )
+        )
 
     def _find_close(self) -> int:
         try:
@@ -142,8 +135,8 @@ class Bridge:
         if not units or not isinstance(units[0], Control) or self.vocabulary.split(alone)[:1] != units[:1]:
             shown = repr(behind[:32]) if units else "nothing"
             raise BadChat(
-                "The chat template cannot be used, since an answer has to end with a control token of its own."
-                f" Here {shown} follows it, and {alone[:32]!r} where nothing comes next. Give "
+                "The chat template cannot be used, since an answer has to end with a control token of its "
+                f"own. Here {shown} follows it, and {alone[:32]!r} where nothing comes next. Give "
                 "environments plain prompts, or take another model."
             )
         return units[0].id
@@ -162,21 +155,6 @@ class Bridge:
         _, found = self.behind(BASE, (QUESTION,), ())
         last = found[-1] if found else ""
         return isinstance(last, str) and last.rstrip().endswith("<think>")
-
-    def _tool(self, tool: Tool) -> dict[str, object]:
-        """A tool as templates know it. It is shown as it is, so it may spell no control token."""
-        told = "\n".join((tool.name, tool.description, tool.parameters))
-        spelled = self.vocabulary.spells_control(told)
-        if spelled is not None or private(told):
-            raise TemplateRefused(f"the tool {tool.name[:64]!r} spells a control token, {spelled!r}")
-        try:
-            parameters = json.loads(tool.parameters)
-        except (ValueError, RecursionError) as error:
-            raise TemplateRefused(
-                f"the parameters of tool {tool.name[:64]!r} are no JSON: {error}"
-            ) from error
-        function = {"name": tool.name, "description": tool.description, "parameters": parameters}
-        return {"type": "function", "function": function}
 
 
 def _calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:

@@ -11,17 +11,19 @@ came before is shown when a format is loaded: see `prefix_checks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from nous_node.protocol.rollouts import Role
 
-from .bridge import Bridge, Parts
+from .bridge import Bridge
+from .chat_tokens import Vocabulary
 from .environment import Chat, Message, Piece, Tool
 from .errors import BadChat, EnvironmentFailed
 from .prefix_checks import check
-from .skeletons import Masked, Skeleton, mask
+from .renderer_format import RENDERERS, RendererFormat, known_form
+from .skeletons import Skeleton, mask
 from .template_functions import TemplateRefused
 from .tool_calls import Grammar
 
@@ -41,77 +43,142 @@ def load_chat(folder: Path, form: str, created: int) -> Chat:
 
     Raises BadChat: a format that is not known here, no template, or one that fails a check; it says which.
     """
-    if form != TEMPLATE:
-        raise BadChat(
-            f"This node knows no conversation format {form[:64]!r}: update it, or take another run."
-        )
-    bridge = Bridge(folder, created)
-    check(bridge, Bridge(folder, created + _ANOTHER_TIME, bridge.vocabulary))
-    return TemplateChat(bridge)
+    if form == TEMPLATE:
+        bridge = Bridge(folder, created)
+        check(bridge, Bridge(folder, created + _ANOTHER_TIME, bridge.vocabulary))
+        return ModelChat(TemplateFormat(bridge))
+    library, _, rest = form.partition("/")
+    version, _, family = rest.partition("/")
+    if library == RENDERERS and family:
+        return ModelChat(RendererFormat(folder, version, family, created))
+    raise BadChat(f"This node knows no conversation format {form[:64]!r}: update it, or take another run.")
 
 
-class TemplateChat:
+def recommend(folder: Path, created: int) -> tuple[str, str]:
+    """The form that fits a model folder, and why. The form is empty where there is none."""
+    try:
+        load_chat(folder, TEMPLATE, created)
+    except BadChat as error:
+        refused = str(error)
+    else:
+        return TEMPLATE, "The model's own chat template can be extended token by token."
+    form = known_form(folder)
+    if form is None:
+        return "", refused
+    try:
+        load_chat(folder, form, created)
+    except BadChat as error:
+        return "", f"{refused} {error}"
+    return form, f"The library renderers knows this model. {refused}"
+
+
+class Shape(Protocol):
+    """What a format makes of messages without their texts."""
+
+    def fill(self, vocabulary: Vocabulary, texts: Sequence[str], /) -> list[int]:
+        """The tokens with these texts."""
+        ...
+
+
+class Format(Protocol):
+    """A way of writing conversations whose extensions do not depend on what stands before them."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def close(self) -> int:
+        """The token that ends an answer."""
+        ...
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it knows thinking blocks."""
+        ...
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Tool], /) -> Shape:
+        """Raises TemplateRefused."""
+        ...
+
+    def later(self, messages: Sequence[Message], tools: Sequence[Tool], /) -> Shape:
+        """What follows `close`. Raises TemplateRefused."""
+        ...
+
+    def parse(self, tokens: Sequence[int], /) -> Message: ...
+
+
+class TemplateFormat:
     """A model's own template behind the fixed-base bridge."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
         self.vocabulary = bridge.vocabulary
         self.close = bridge.close
-        """The token that ends an answer."""
+        self.thinks = bridge.thinks
+        self._bridge = bridge
         self._grammar = Grammar.of(bridge.source, bridge.opens_thinking())
-        self._kept: dict[tuple[object, ...], Skeleton] = {}
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Tool], /) -> Skeleton:
+        return Skeleton(self.vocabulary, self._bridge.first(messages, tools)[1], True)
+
+    def later(self, messages: Sequence[Message], tools: Sequence[Tool], /) -> Skeleton:
+        return Skeleton(self.vocabulary, self._bridge.later(messages, tools)[1], False)
+
+    def parse(self, tokens: Sequence[int], /) -> Message:
+        ended = bool(tokens) and tokens[-1] in self._bridge.ends
+        return self._grammar.parse(self.vocabulary.decode(tokens[:-1] if ended else tokens))
+
+
+class ModelChat:
+    """A format with what it has made of shapes so far."""
+
+    def __init__(self, form: Format) -> None:
+        self.vocabulary = form.vocabulary
+        self.close = form.close
+        """The token that ends an answer: one of the run's stop tokens, if a turn shall ever end by itself."""
+        self._format = form
+        self._kept: dict[tuple[object, ...], Shape] = {}
         self._size = 0
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = (), /) -> list[Piece]:
         """See `Chat.prompt`: one piece, in the role of the last message."""
         _check(messages)
-        tokens = self._filled(self._bridge.first, messages, tools, True)
-        return [Piece(_ROLES[messages[-1].role], tokens)]
+        return [Piece(_ROLES[messages[-1].role], self._filled(True, messages, tools))]
 
     def extend(
         self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] = (), /
     ) -> list[Piece]:
         """See `Chat.extend`."""
         _check(messages)
-        added = self._filled(self._bridge.later, messages, tools, False)
+        added = Piece(_ROLES[messages[-1].role], self._filled(False, messages, tools))
         closed = bool(tokens) and tokens[-1] == self.close
-        pieces = [] if closed else [Piece(Role.ASSISTANT, [self.close])]
-        return [*pieces, Piece(_ROLES[messages[-1].role], added)]
+        return [added] if closed else [Piece(Role.ASSISTANT, [self.close]), added]
 
     def parse(self, tokens: Sequence[int], /) -> Message:
         """See `Chat.parse`."""
-        ended = bool(tokens) and tokens[-1] in self._bridge.ends
-        return self._grammar.parse(self.vocabulary.decode(tokens[:-1] if ended else tokens))
+        return self._format.parse(tokens)
 
-    def _filled(
-        self,
-        render: Callable[[Sequence[Message], Sequence[Tool]], tuple[Masked, Parts]],
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        start: bool,
-    ) -> list[int]:
-        masked = mask(messages, self._bridge.thinks)
-        shape = repr(masked.data)
-        key = (start, shape, tuple(tools))
-        skeleton = self._kept.get(key)
-        if skeleton is None:
+    def _filled(self, first: bool, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        masked = mask(messages, self._format.thinks)
+        data = repr(masked.data)
+        key = (first, data, tuple(tools))
+        shape = self._kept.get(key)
+        if shape is None:
             try:
-                _, found = render(messages, tools)
+                shape = (self._format.first if first else self._format.later)(messages, tools)
             except TemplateRefused as error:
                 raise EnvironmentFailed(
                     f"The conversation format of the run's model does not take these messages: {error}. Give "
                     "it others, or take another model."
                 ) from error
-            skeleton = Skeleton(self.vocabulary, found, start)
-            self._keep(key, skeleton, len(shape) + sum(len(tool.parameters) for tool in tools))
-        return skeleton.fill(self.vocabulary, masked.texts)
+            self._keep(key, shape, len(data) + sum(len(tool.parameters) for tool in tools))
+        return shape.fill(self.vocabulary, masked.texts)
 
-    def _keep(self, key: tuple[object, ...], skeleton: Skeleton, size: int) -> None:
+    def _keep(self, key: tuple[object, ...], shape: Shape, size: int) -> None:
         self._size += size
         if self._size > KEPT:
             self._kept.clear()
             self._size = size
-        self._kept[key] = skeleton
+        self._kept[key] = shape
 
 
 def _check(messages: Sequence[Message]) -> None:

@@ -43,16 +43,17 @@ class Vocabulary:
     """The tokenizer of a model folder.
 
     A control token is an added token that the tokenizer marks as special, or one that `spelled` contains,
-    that is, which the template writes; white space alone never is one. Raises BadChat.
+    that is, which the template writes, or any where that is not known; white space alone never is one. Raises
+    BadChat.
     """
 
-    def __init__(self, folder: Path, spelled: str) -> None:
+    def __init__(self, folder: Path, spelled: str | None) -> None:
         loaded = _json(folder / "tokenizer.json", MAX_TOKENIZER)
         controls: dict[str, Control] = {}
         try:
             for entry in _added(loaded):
                 text = str(entry["content"])
-                if text.strip() and (entry["special"] or text in spelled):
+                if text.strip() and (spelled is None or entry["special"] or text in spelled):
                     entry["special"] = True  # so that the backend can be told to overlook it
                     controls[text] = Control(
                         int(str(entry["id"])), bool(entry["lstrip"]), bool(entry["rstrip"])
@@ -105,6 +106,10 @@ class Vocabulary:
         known = [one for one in ids if 0 <= one < _MAX_ID]
         return str(self._backend.decode(known, skip_special_tokens=False))
 
+    def knows(self, token: int) -> bool:
+        """Whether an id stands for something."""
+        return 0 <= token < _MAX_ID and self._backend.id_to_token(token) is not None
+
     def id_of(self, token: str) -> int | None:
         """The id of an entry of the vocabulary."""
         found = self._backend.token_to_id(token)
@@ -139,6 +144,15 @@ def _json(path: Path, limit: int) -> dict[str, object]:
 def token_names(folder: Path) -> dict[str, str]:
     """The names under which a template of this folder sees control tokens: `bos_token` and the like."""
     return _names(_json(folder / "tokenizer_config.json", MAX_CONFIG))
+
+
+def model_names(folder: Path) -> list[str]:
+    """What a model calls itself in its configs."""
+    found = (
+        _json(folder / file, MAX_CONFIG).get(key)
+        for file, key in (("config.json", "_name_or_path"), ("tokenizer_config.json", "name_or_path"))
+    )
+    return [one for one in found if isinstance(one, str)]
 
 
 def template_source(folder: Path) -> str:

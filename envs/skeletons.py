@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from .chat_tokens import Control, Vocabulary
-from .environment import Message
+from .environment import Message, Tool
 from .template_functions import ESCAPED, PLACEHOLDER_END, TemplateRefused
 
 _BEGIN: Final = "\ue101"
@@ -156,6 +156,34 @@ def filled(value: Any, texts: Sequence[str]) -> Any:
             return {key: filled(one, texts) for key, one in value.items()}
         case _:
             return value
+
+
+def check_shown(masked: Masked, messages: Sequence[Message], shown: Sequence[int]) -> None:
+    """Raises TemplateRefused unless every content is among those shown, in order: a system's may be moved."""
+    asked = [index for index in masked.contents if index is not None]
+    if not set(asked) <= set(shown):
+        raise TemplateRefused("it leaves a message out")
+    body = [
+        index
+        for index, message in zip(masked.contents, messages, strict=True)
+        if index is not None and message.role != "system"
+    ]
+    if [index for index in dict.fromkeys(shown) if index in body] != body:
+        raise TemplateRefused("it puts messages into another order")
+
+
+def tool_data(vocabulary: Vocabulary, tool: Tool) -> dict[str, object]:
+    """A tool as templates know it. It is shown as it is, so it may spell no control token."""
+    told = "\n".join((tool.name, tool.description, tool.parameters))
+    spelled = vocabulary.spells_control(told)
+    if spelled is not None or private(told):
+        raise TemplateRefused(f"the tool {tool.name[:64]!r} spells a control token, {spelled!r}")
+    try:
+        parameters = json.loads(tool.parameters)
+    except (ValueError, RecursionError) as error:
+        raise TemplateRefused(f"the parameters of tool {tool.name[:64]!r} are no JSON: {error}") from error
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 class _Stretch(NamedTuple):

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from nous_node.envs.chat import TemplateChat, load_chat
+from nous_node.envs.chat import ModelChat, load_chat
 from nous_node.envs.environment import Completion, Message, Tool, ToolCall
 from nous_node.envs.errors import EnvironmentFailed
 from nous_node.envs.session import Session
@@ -22,7 +22,7 @@ from nous_node.protocol.rollouts import Role, unpack_tokens
 from .chat_worlds import CREATED, STYLES, Kind, Style, write_folder
 
 CASES: list[tuple[str, Kind]] = [(name, kind) for name in STYLES for kind in ("bytes", "merges")]
-CONVERSATIONS = 150
+CONVERSATIONS = 100
 """Of each template and tokenizer; the slow test has 10,000."""
 
 LOOK = Tool("look", "Looks something up.", '{"type": "object", "properties": {"at": {"type": "string"}}}')
@@ -33,7 +33,7 @@ class World:
     """A loaded format, and what an oracle needs."""
 
     style: Style
-    chat: TemplateChat
+    chat: ModelChat
     backend: Tokenizer
     controls: frozenset[int]
 
@@ -73,7 +73,7 @@ def world(name: str, kind: Kind) -> World:
         folder = write_folder(Path(where) / name, kind, style)
         chat = load_chat(folder, "template", CREATED)
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert isinstance(chat, TemplateChat)
+    assert isinstance(chat, ModelChat)
     controls = {backend.token_to_id(one) for one in style.controls}
     return World(style, chat, backend, frozenset(one for one in controls if one is not None))
 
@@ -83,7 +83,7 @@ class Rules:
 
     max_tokens, context, logprob_format = 400, 4000, "f32"
 
-    def __init__(self, chat: TemplateChat) -> None:
+    def __init__(self, chat: ModelChat) -> None:
         self.chat = chat
 
 
