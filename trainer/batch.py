@@ -28,7 +28,7 @@ from .tree import Tree, sees
 SHARED_COLUMNS = 512
 
 # What a pair of columns costs, in tokens, where the caller does not know its model: 576 dimensions.
-PAIR_COST = 1 / 3072
+PAIR_COST = 1 / 6144
 
 # Columns squared of the rows that have a mask: 2^27 bools are 128 MiB, and attention makes floats of them.
 MASK_ELEMENTS = 1 << 27

@@ -130,11 +130,11 @@ class Policy:
     @property
     def pair_cost(self) -> float:
         """What attention pays for a pair of columns where a mask lets it skip none, as a share of all else
-        that a layer does for a token: by the multiplications, which is twice the hidden width to the weights
-        of a layer."""
+        that a layer does for a token. By the multiplications that is twice the hidden width to the weights of
+        a layer; the layer has more to do than these, and half of it is what was measured."""
         layers: Any = self.model.base_model.layers
         weights = sum(weight.numel() for weight in layers[0].parameters())
-        return float(2 * self.model.config.hidden_size / weights)
+        return float(self.model.config.hidden_size / weights)
 
     def logits(self, batch: MicroBatch) -> Tensor:
         """Logits [N, V] that predict the trained tokens of `batch`, in the computing dtype."""
