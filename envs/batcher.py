@@ -17,7 +17,7 @@ from nous_node.protocol.errors import LocalError
 from nous_node.protocol.rollouts import Trajectory
 from nous_node.protocol.tasks import Assignment
 
-from .environment import Completion, Environment, GenerateRequest, PolicySettings, Task
+from .environment import Completion, Environment, GenerateRequest, PolicySettings, Task, keeps_time
 from .errors import EnvironmentFailed
 
 LINGER_S: Final = 0.05
@@ -99,7 +99,8 @@ class Batcher:
     async def _run(self, jobs: Sequence[Job], done: Callable[[int, Outcome], None] | None) -> list[Outcome]:
         round_ = _Round(self._engine, self._linger, self._patience)
         policies = [
-            _BatchPolicy(self._settings, round_, job.assignment, index) for index, job in enumerate(jobs)
+            _BatchPolicy(self._settings, round_, job.assignment, index, keeps_time(job.environment))
+            for index, job in enumerate(jobs)
         ]
         tasks = [
             asyncio.ensure_future(_outcome(job, policy, done))
@@ -139,7 +140,9 @@ async def _outcome(job: Job, policy: _BatchPolicy, done: Callable[[int, Outcome]
 class _BatchPolicy:
     """The policy that one job sees."""
 
-    def __init__(self, settings: PolicySettings, round_: _Round, assignment: Assignment, index: int) -> None:
+    def __init__(
+        self, settings: PolicySettings, round_: _Round, assignment: Assignment, index: int, timed: bool
+    ) -> None:
         self.tokenizer = settings.tokenizer
         self.chat = settings.chat
         self.group = settings.group
@@ -152,12 +155,21 @@ class _BatchPolicy:
         self.moved = 0.0
         """Loop time at which it last had an answer, or was started."""
         self.given_up = False
+        self.timed = timed
+        """Whether somebody else looks at its clock."""
+        self._vocabulary = settings.vocabulary
         self._round = round_
         self._assignment = assignment
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         if not requests:
             return []
+        largest = max(max(request.tokens, default=0) for request in requests)
+        if largest >= self._vocabulary:  # an engine on a GPU would end with the whole process
+            raise EnvironmentFailed(
+                f"The environment asks for tokens behind token {largest}, which is outside the model's "
+                "vocabulary. Mend the environment."
+            )
         keyed = [EngineRequest(self._assignment.sampler_key(one.trajectory), one) for one in requests]
         self.waiting += 1
         try:
@@ -259,7 +271,7 @@ class _Round:
         """Gives up every task that did not move for too long, and looks again later."""
         late = self._loop.time() - self._patience
         for policy, task in self._running.items():
-            if not policy.waiting and policy.moved <= late:
+            if not policy.waiting and not policy.timed and policy.moved <= late:
                 policy.given_up = True
                 task.cancel()
         self._clock = self._loop.call_later(self._patience / 4, self._look_at_clocks)

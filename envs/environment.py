@@ -211,6 +211,8 @@ class PolicySettings:
     """Token ids that end a completion."""
     logprob_format: LogprobFormat = "f32"
     chat: Chat | None = None
+    vocabulary: int = 1 << 32
+    """Token ids are below it."""
 
     @classmethod
     def of(cls, manifest: RunManifest, tokenizer: Tokenizer, chat: Chat | None = None) -> Self:
@@ -223,6 +225,7 @@ class PolicySettings:
             frozenset(rules.stop),
             rules.logprobs,
             chat,
+            manifest.model.vocabulary,
         )
 
 
@@ -249,6 +252,12 @@ class Environment(Protocol):
         the list is the one whose requests said `trajectory=i`. Raises EnvironmentFailed.
         """
         ...
+
+
+def keeps_time(environment: Environment) -> bool:
+    """Whether an environment ends its calls itself, at a deadline that counts only while it works. Anybody
+    else who looked at the clock would also count what it waits for."""
+    return getattr(environment, "keeps_time", False)
 
 
 class Score(NamedTuple):

@@ -23,6 +23,8 @@ from .host_messages import (
 
 CHARACTERS: Final = 64
 """Characters of a text for each token of the context: no text with more can fit, and long texts take long."""
+LEAST_EACH: Final = 64
+"""What a message or a tool counts even where it is empty: a template has work with it."""
 LEAST: Final = 65_536
 """Characters that are taken in any case."""
 
@@ -65,9 +67,9 @@ def _size(question: Question) -> int:
         case Decode(_, tokens) | ChatParse(_, tokens):
             return len(tokens)
         case ChatPrompt(_, messages, tools):
-            spoken = 0
+            spoken = LEAST_EACH * (len(messages) + len(tools))
         case ChatExtend(_, tokens, messages, tools):
-            spoken = len(tokens)
+            spoken = len(tokens) + LEAST_EACH * (len(messages) + len(tools))
     spoken += sum(len(one.content) + len(one.reasoning) for one in messages)
     spoken += sum(len(call.arguments) for one in messages for call in one.tool_calls)
     return spoken + sum(len(tool.description) + len(tool.parameters) for tool in tools)

@@ -149,7 +149,8 @@ class Ledger:
             raise _foul(
                 f"returned trajectory {index} with {count} tokens; the context holds {self._policy.context}"
             )
-        if _turns(trajectory) != log.turns:
+        sampled = sum(segment.trained for segment in trajectory.segments)
+        if sampled != len(log.turns) or _turns(trajectory) != log.turns:  # the first is cheap, the second not
             raise _foul(f"returned trajectory {index} with tokens that the policy did not sample there")
         if trajectory.logprobs != pack_floats(log.logprobs, self._policy.logprob_format):
             raise _foul(f"returned trajectory {index} with log-probs that are not the policy's")

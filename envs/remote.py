@@ -9,10 +9,12 @@ seed and the level, and `payload` is None. Methods without `async` are not for u
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 
 from nous_node.protocol.rollouts import Trajectory
 from nous_node.protocol.runs import Setting
+from nous_node.protocol.structure import MAX_REWARD
 
 from .environment import EnvironmentInfo, Policy, Score, Task
 from .errors import EnvironmentFailed
@@ -25,6 +27,8 @@ _SEED_BYTES = 32
 
 class RemoteEnvironment:
     """Implements `Environment`."""
+
+    keeps_time = True
 
     def __init__(self, process: HostProcess, slot: int, info: EnvironmentInfo, levels: int) -> None:
         self.info = info
@@ -49,6 +53,10 @@ class RemoteHeldOut(RemoteEnvironment):
 
     def held_out(self, count: int, level: int = 0) -> list[Task]:
         tasks = self._process.ask(HeldOut(self._slot, count, level), Tasks, self._slot)
+        if len(tasks.seeds) > count:
+            raise EnvironmentFailed(
+                f"The environment {self.info.id} gave {len(tasks.seeds)} held-out tasks, not {count}."
+            )
         self._held_out = count
         return [Task(seed, level, None) for seed in tasks.seeds]
 
@@ -68,6 +76,9 @@ class RemoteHeldOut(RemoteEnvironment):
             raise EnvironmentFailed(
                 f"The environment {self.info.id} scored {len(scores)} of {len(asked)} answers."
             )
+        for reward, components in scores:
+            if not abs(reward) <= MAX_REWARD or not all(map(math.isfinite, components.values())):  # also NaN
+                raise EnvironmentFailed(f"The environment {self.info.id} scored an answer with {reward}.")
         return scores
 
 

@@ -24,7 +24,7 @@ from nous_node.protocol.rollouts import (
     unpack_tokens,
 )
 
-from .environment import Completion, Environment, Finish, GenerateRequest, PolicySettings, Task
+from .environment import Completion, Environment, Finish, GenerateRequest, PolicySettings, Task, keeps_time
 from .errors import BrokenEnvironment, CannotStart
 
 T = TypeVar("T")
@@ -171,7 +171,8 @@ def _collected(
 ) -> list[Trajectory]:
     policy = ReplayPolicy(settings, group.trajectories)
     try:
-        returned = _finished(environment.collect_trajectories(task, policy))
+        deadline = None if keeps_time(environment) else DEADLINE_S
+        returned = _finished(environment.collect_trajectories(task, policy), deadline)
     except (BrokenEnvironment, CannotStart):  # this machine's fault, and so no verdict on the group
         raise
     except Exception as error:  # somebody else's code, on text that somebody else wrote
@@ -184,12 +185,12 @@ def _collected(
     return returned
 
 
-def _finished(work: Awaitable[T]) -> T:
+def _finished(work: Awaitable[T], deadline: float | None) -> T:
     """Waits for an environment; whatever it left running is cancelled."""
     loop = _loop(threading.get_ident())
 
     async def bounded() -> T:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(deadline):
             return await work
 
     try:

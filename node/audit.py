@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from nous_node.envs.access import NONE, Access
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import Envelope, Kind, unseal
@@ -64,7 +65,9 @@ BEYOND_RECORDS = frozenset(
 """Refusals for what the trainer knew or what its machine did at that time."""
 
 
-def run_audit(recorded: Path, checkpoint: Path | None, manifest: Path | None, *, json: bool) -> int:
+def run_audit(
+    recorded: Path, checkpoint: Path | None, manifest: Path | None, access: Access = NONE, *, json: bool
+) -> int:
     """Prints a line a group and a last sentence; the exit code: 1 where a recorded verdict does not hold.
 
     Raises NousError where `recorded`, `manifest` or `checkpoint` cannot be used at all.
@@ -82,7 +85,7 @@ def run_audit(recorded: Path, checkpoint: Path | None, manifest: Path | None, *,
         opened = list(_records(path, run, stack, say))
         published = [one.published for one in opened]
         checkpoints = RecordedCheckpoints(run.id, run.manifest, run.root, checkpoint, published, say)
-        auditor = Auditor(run.id, run.manifest, checkpoints)
+        auditor = Auditor(run.id, run.manifest, checkpoints, access)
         records = opened[0]
         lots = records.lots()
         reporter = Reporter(sum(lot.groups for lot in lots), json=json)
@@ -166,9 +169,11 @@ class _Judged:
 class Auditor:
     """Verifies recorded groups of one run."""
 
-    def __init__(self, run: bytes, manifest: RunManifest, checkpoints: RecordedCheckpoints) -> None:
+    def __init__(
+        self, run: bytes, manifest: RunManifest, checkpoints: RecordedCheckpoints, access: Access
+    ) -> None:
         self._run, self._manifest, self._checkpoints = run, manifest, checkpoints
-        environments = [make_entry(entry) for entry in manifest.environments]
+        environments = [make_entry(entry, access) for entry in manifest.environments]
         self._verifier = Verifier(run, manifest, environments)
 
     def audit(self, lot: Lot, entries: Iterable[Entry]) -> Iterator[Finding]:

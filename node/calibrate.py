@@ -29,7 +29,7 @@ from nous_node.protocol.identity import Identity
 from .calibrate_engines import Course, Kernel, Sights, kernels
 from .calibrate_figures import BFLOAT16, FLOAT32, thresholds
 from .calibration import EMBEDDED_NAME, Calibration, write_calibration
-from .cli_commands import home_hint, home_path
+from .cli_commands import access_of, home_hint, home_path
 from .config import default_threads
 from .create import base_tensors, create_run
 from .home import Home, disk_errors
@@ -62,6 +62,8 @@ class CalibrateOptions:
     out: Path | None
     home: Path | None
     json: bool
+    trusted: list[str] | None = None
+    """Environments that run without the sandbox."""
 
 
 def run_calibrate(options: CalibrateOptions) -> None:
@@ -70,10 +72,12 @@ def run_calibrate(options: CalibrateOptions) -> None:
     home = Home.open(home_path(options.home))
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="nous-calibrate-") as folder:
-        run = create_run(Path(folder) / "runs" / "calibration", "calibration", IDENTITY, plan, CREATED)
+        place, access = Path(folder) / "runs" / "calibration", access_of(home, options.trusted)
+        run = create_run(place, "calibration", IDENTITY, plan, CREATED, access)
         engines = kernels(_capability(), _threads())
         groups = math.ceil(options.rollouts / run.manifest.group)
-        sights = _measured(run, engines, groups, home.path / "calibrate.log", quiet=options.json)
+        course = Course(run, engines, groups, home.path / "calibrate.log", access)
+        sights = _measured(course, quiet=options.json)
         made = msgspec.structs.replace(_calibration(run, sights, engines, groups), name=_name(options.model))
     file = options.out or home.path / "calibrations" / f"{made.name}-{made.dtype}.json"
     with disk_errors(file):
@@ -105,7 +109,7 @@ def _threads() -> int:
     return int(said) if said.isdecimal() and int(said) else default_threads()
 
 
-def _measured(run: RunFolder, engines: list[Kernel], groups: int, log: Path, *, quiet: bool) -> Sights:
+def _measured(course: Course, *, quiet: bool) -> Sights:
     """With a progress bar on stderr, or a line now and then where that is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -113,22 +117,21 @@ def _measured(run: RunFolder, engines: list[Kernel], groups: int, log: Path, *, 
     console = Console(stderr=True)
     live = console.is_terminal and not quiet
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    course = Course(run, engines, groups, log)
     with Progress(*columns, console=console, disable=not live, transient=True) as progress:
         bars = [
             progress.add_task(name, total=total)
-            for name, total in (("groups made", groups), ("groups judged", course.judgements))
+            for name, total in (("groups made", course.groups), ("groups judged", course.judgements))
         ]
 
         def advance(made: int, judged: int) -> None:
             for bar, news in zip(bars, (made, judged), strict=True):
                 progress.advance(bar, news)
 
-        course.told = advance if live or quiet else Lines(groups, course.judgements)
+        course.told = advance if live or quiet else Lines(course.groups, course.judgements)
         try:
             return trio.run(course.measure)
         except ChildDied as error:
-            raise LocalError(f"{error} The calibration ends here; its log is {log}.") from error
+            raise LocalError(f"{error} The calibration ends here; its log is {course.log}.") from error
 
 
 class Lines:

@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 
 import msgspec
 
+from nous_node.envs.access import Access
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.tasks import task_seed
@@ -123,6 +124,7 @@ class Course:
     kernels: Sequence[Kernel]
     groups: int
     log: Path
+    access: Access
     told: Callable[[int, int], object] = lambda made, judged: None
 
     async def measure(self) -> Sights:
@@ -165,7 +167,7 @@ class Course:
 
     async def _made(self, kernel: Kernel, counters: Sequence[int]) -> list[Candidate]:
         manifest = self.run.manifest
-        highest = {entry.id: make_entry(entry).levels for entry in manifest.environments}
+        highest = {entry.id: make_entry(entry, self.access).levels for entry in manifest.environments}
         levels = {n: {name: n % (top + 1) for name, top in highest.items()} for n in counters}
         orders = [Order(n, task_seed(self.run.run, CHECKPOINT, BEACON, KEY, n), levels[n]) for n in counters]
         received = cast("type[FromWorker]", FromWorker)
@@ -175,7 +177,14 @@ class Course:
                 WORKER, received, log.fileno(), kernel.environment
             )
         try:
-            load = Load(str(self.run.checkpoint(0)), CHECKPOINT, "cpu", kernel.threads, manifest.to_bytes())
+            load = Load(
+                str(self.run.checkpoint(0)),
+                CHECKPOINT,
+                "cpu",
+                kernel.threads,
+                manifest.to_bytes(),
+                access=self.access,
+            )
             await _asked(pipe, load, Loaded)
             for call in _calls(orders):
                 made = await _asked(pipe, Generate(call), Made)
@@ -204,7 +213,8 @@ class Course:
                 JUDGE, received, log.fileno(), judge.environment
             )
         try:
-            await _asked(pipe, Begin(str(self.run.path), str(self.run.checkpoint(0)), judge.threads), Begun)
+            begin = Begin(str(self.run.path), str(self.run.checkpoint(0)), judge.threads, self.access)
+            await _asked(pipe, begin, Begun)
             for counters, how in sessions:
                 seen = sights.strange if how.strange else sights.honest
                 for start in range(0, len(counters), JUDGED):

@@ -16,7 +16,6 @@ from typing import cast
 
 import numpy as np
 
-from nous_node.envs.environment import PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.errors import NousError
 from nous_node.trainer.policy import Policy
@@ -25,6 +24,7 @@ from nous_node.trainer.prefill import Recomputed
 from .calibrate_figures import Observation
 from .calibrate_messages import Begin, Begun, FromJudge, Judge, Seen, ToJudge, Unfit
 from .pipe import ParentPipe
+from .policy_settings import policy_settings
 from .runfolder import RunFolder
 from .statistics import Figures
 from .verification import CheckedGroup, Verifier
@@ -37,8 +37,9 @@ class Bench:
         folder = RunFolder.open(Path(begin.folder))
         manifest = folder.manifest
         self._policy = Policy.load(begin.checkpoint, manifest.thresholds.verifier, threads=begin.threads)
-        self._verifier = Verifier(folder.run, manifest, [make_entry(one) for one in manifest.environments])
-        self._settings = PolicySettings.of(manifest, self._policy.tokenizer)
+        environments = [make_entry(one, begin.access) for one in manifest.environments]
+        self._verifier = Verifier(folder.run, manifest, environments)
+        self._settings = policy_settings(manifest, self._policy.tokenizer, folder.checkpoint(0))
 
     def judge(self, message: Judge) -> list[Observation]:
         """Raises RemoteError where an honest group does not pass its replay."""

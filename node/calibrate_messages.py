@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from nous_node.envs.access import NONE, Access
+
 from .calibrate_figures import Observation
 from .learner_messages import Candidate
 
@@ -14,6 +16,8 @@ class Begin(msgspec.Struct, tag=True):
     folder: str
     checkpoint: str
     threads: int
+    access: Access = NONE
+    """What environments may do here."""
 
 
 class Judge(msgspec.Struct, tag=True):

@@ -29,7 +29,9 @@ from .cli_options import (
     NiceFlag,
     OnlyFlag,
     RollbackFlag,
+    ServerFlag,
     ThreadsFlag,
+    TrustFlag,
     UploadFlag,
 )
 
@@ -147,6 +149,7 @@ def init(
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Accept loose verification thresholds for this model.")
     ] = False,
+    trust_env: TrustFlag = None,
     home: HomeFlag = None,
     json: JsonFlag = False,
 ) -> None:
@@ -162,7 +165,7 @@ def init(
         "staleness": staleness,
         "uncalibrated": uncalibrated or None,
     }
-    typer.echo(make_run(name, config, flags, env or [], home, as_json=json))
+    typer.echo(make_run(name, config, flags, env or [], home, trust_env, as_json=json))
 
 
 TRAIN_HELP = """Train a run: verify the rollouts that arrive, learn from them, publish checkpoints and
@@ -185,6 +188,8 @@ def train(
     keep: KeepFlag = None,
     http: HttpFlag = None,
     mirror: MirrorFlag = None,
+    trust_env: TrustFlag = None,
+    env_server: ServerFlag = None,
     rollback: RollbackFlag = False,
     home: HomeFlag = None,
     config: ConfigFlag = None,
@@ -207,6 +212,8 @@ def train(
         "keep": keep,
         "http": http,
         "mirror": mirror,
+        "trust_env": trust_env,
+        "env_server": env_server,
     }
     train_run(run, config, flags, home, json=json, seed=seed, uncalibrated=uncalibrated, rollback=rollback)
 
@@ -248,6 +255,8 @@ def join(
     keep: KeepFlag = None,
     http: HttpFlag = None,
     env: OnlyFlag = None,
+    trust_env: TrustFlag = None,
+    env_server: ServerFlag = None,
     listen: ListenFlag = None,
     home: HomeFlag = None,
     config: ConfigFlag = None,
@@ -265,6 +274,8 @@ def join(
         "keep": keep,
         "http": http,
         "env": env,
+        "trust_env": trust_env,
+        "env_server": env_server,
         "listen": listen,
     }
     join_run(invite, config, flags, home, json=json, rollouts=rollouts, minutes=minutes, nearby=nearby)

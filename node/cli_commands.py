@@ -11,6 +11,7 @@ from random import Random
 
 import typer
 
+from nous_node.envs.access import Access
 from nous_node.protocol.constants import MAX_ADDRESSES
 from nous_node.protocol.errors import LocalError, RemoteError
 from nous_node.protocol.runs import Invite, Thresholds
@@ -32,6 +33,11 @@ def home_path(home: Path | None) -> Path:
 def home_hint(home: Path | None) -> str:
     """What a command that is proposed has to end with, so that it means the home of this one."""
     return "" if home is None else f" --home {shlex.quote(str(home))}"
+
+
+def access_of(home: Home, trusted: list[str] | None) -> Access:
+    """What environments may do in commands that take part in no run; flags go over the home's settings."""
+    return load_settings(home, None, os.environ, {"trust_env": trusted}).access
 
 
 def train_run(

@@ -12,10 +12,11 @@ import msgspec
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.runs import Thresholds
 
-from .cli_commands import home_hint, home_path
+from .cli_commands import access_of, home_hint, home_path
 from .create import create_run
 from .home import Home
 from .plan import RunPlan, read_plan, with_environments
+from .wording import printable
 
 ALLOWED = {
     "group": "a whole number from 2 to 1,024",
@@ -29,6 +30,9 @@ ALLOWED = {
 FEW = 0.05
 """Bound on honest groups refused from which on a person is told to calibrate on more."""
 
+MAX_NOTE = 1_024
+"""Characters of a note about the model, some of whose words are its author's."""
+
 _NAMED = re.compile(r"`\$\.(\w+)`")
 """The field that an error of msgspec is about."""
 
@@ -39,22 +43,34 @@ def make_run(
     flags: Mapping[str, object],
     env: list[str],
     home: Path | None,
+    trusted: list[str] | None = None,
     *,
     as_json: bool,
 ) -> str:
     """`nous-node init`: what to print."""
     plan = with_environments(over(read_plan(config), flags), env)
     opened = Home.open(home_path(home))
-    run = create_run(opened.runs / name, name, opened.identity(), plan, time.time_ns() // 1_000_000)
+    notes: list[str] = []
+    run = create_run(
+        opened.runs / name,
+        name,
+        opened.identity(),
+        plan,
+        time.time_ns() // 1_000_000,
+        access_of(opened, trusted),
+        notes.append,
+    )
     if as_json:
         facts = {"name": name, "run": run.run.hex(), "folder": str(run.path)}
         return msgspec.json.encode(facts).decode()
     manifest = run.manifest
     environments = ", ".join(entry.id for entry in manifest.environments)
+    said = "".join(f"{printable(note, MAX_NOTE)}\n" for note in notes)
     return (
         f"Made the run {name} ({run.run.hex()[:16]}) in {run.path}: "
         f"{manifest.model.parameters:,} parameters, {environments}.\n"
         f"{_calibrated(manifest.thresholds)}\n"
+        f"{said}"
         f"Train it with: nous-node train {name}{home_hint(home)}"
     )
 

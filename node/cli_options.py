@@ -135,4 +135,22 @@ OnlyFlag = Annotated[
         help="Work only on these environments of the run; may be repeated.",
     ),
 ]
+TrustFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trust-env",
+        metavar="NAME",
+        help="Run this environment, or a whole family, without the sandbox, with all that you can read and "
+        "reach; may be repeated.",
+    ),
+]
+ServerFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env-server",
+        metavar="NAME=URL",
+        help="The server that an environment may talk to, such as openenv/echo=http://127.0.0.1:8000; may be "
+        "repeated.",
+    ),
+]
 ForceFlag = Annotated[bool, typer.Option("--force", help="Replace what is there.")]

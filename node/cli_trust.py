@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .cli_exit import EXIT_CODES
-from .cli_options import HomeFlag, JsonFlag
+from .cli_options import HomeFlag, JsonFlag, TrustFlag
 
 receipts_app = typer.Typer(
     no_args_is_help=True,
@@ -49,6 +49,7 @@ def calibrate(
         Path | None,
         typer.Option(metavar="FILE.json", help="Default: in the home, where `init` finds it."),
     ] = None,
+    trust_env: TrustFlag = None,
     home: HomeFlag = None,
     json: JsonFlag = False,
 ) -> None:
@@ -58,7 +59,7 @@ def calibrate(
     """
     from .calibrate import CalibrateOptions, run_calibrate
 
-    run_calibrate(CalibrateOptions(model, env or [], dtype, rollouts, max_tokens, out, home, json))
+    run_calibrate(CalibrateOptions(model, env or [], dtype, rollouts, max_tokens, out, home, json, trust_env))
 
 
 def peers(
@@ -87,12 +88,17 @@ def audit(
         Path | None,
         typer.Option(metavar="FILE", help="The run's run.envelope. Default: the one beside the journal."),
     ] = None,
+    trust_env: TrustFlag = None,
+    home: HomeFlag = None,
     json: JsonFlag = False,
 ) -> None:
     """Verify recorded rollout groups again, one line a group: id, verdict, code, measured, threshold."""
     from .audit import run_audit
+    from .cli_commands import access_of, home_path
+    from .home import Home
 
-    raise typer.Exit(run_audit(recorded, checkpoint, manifest, json=json))
+    access = access_of(Home.open(home_path(home)), trust_env)
+    raise typer.Exit(run_audit(recorded, checkpoint, manifest, access, json=json))
 
 
 @receipts_app.command("export", epilog=EXIT_CODES)

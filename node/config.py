@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from nous_node.envs.access import NONE, Access
 from nous_node.protocol.errors import LocalError
 
 from .home import HOME_VARIABLE, Home, disk_errors
@@ -49,6 +50,7 @@ Flags = Mapping[str, object]
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b?(/s)?", re.IGNORECASE)
 _PLACE: Final = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/[A-Za-z0-9.:_-]{1,253}/tcp/\d{1,5}")
+_SERVER: Final = re.compile(r"[!-<>-~]{1,256}=(https?|wss?)://[!-~]{1,2048}")
 _DEVICE: Final = re.compile(r"cpu|mps|cuda(:\d{1,3})?")
 
 
@@ -84,6 +86,12 @@ class Settings(msgspec.Struct, frozen=True):
     this node can be dialled."""
     mdns: bool = True
     """Whether trainers and relays tell the local network of their run."""
+    trust_env: tuple[str, ...] = ()
+    """Environments, or whole families, that run without the sandbox, as this user."""
+    env_server: tuple[str, ...] = ()
+    """`NAME=URL`: servers that environments may talk to."""
+    access: Access = NONE
+    """What the two come to in this home; no setting of its own."""
 
 
 class _Kind(NamedTuple):
@@ -114,8 +122,11 @@ def load_settings(
     values |= _from_environment(environ)
     for name, raw in flags.items():
         if raw is not None:
-            values[name] = _value(f"The flag --{name}", name, raw)
-    return msgspec.convert(values, Settings)
+            values[name] = _value(f"The flag --{name.replace('_', '-')}", name, raw)
+    settings = msgspec.convert(values, Settings)
+    servers = dict(one.split("=", 1) for one in settings.env_server)
+    access = Access.of(home.path, settings.trust_env, servers)
+    return msgspec.structs.replace(settings, access=access)
 
 
 def default_threads() -> int:
@@ -195,6 +206,16 @@ def _places(raw: object) -> tuple[str, ...]:
     return found
 
 
+def _servers(raw: object) -> tuple[str, ...]:
+    """NAME=URL, each NAME once."""
+    found = _list_of("")(raw)
+    if not all(_SERVER.fullmatch(one) for one in found) or len({one.split("=")[0] for one in found}) < len(
+        found
+    ):
+        raise ValueError
+    return found
+
+
 def _list_of(start: str) -> Callable[[object], tuple[str, ...]]:
     """Texts that begin with `start`: a list, or one text with commas between."""
 
@@ -225,6 +246,8 @@ _KINDS: Final[dict[str, _Kind]] = {
     "mirror": _Kind("http or https URLs", _list_of("http")),
     "neighbours": _whole(0, MAX_NEIGHBOURS),
     "mdns": _Kind("true or false", _yes_or_no),
+    "trust_env": _Kind("names of environments or families", _list_of("")),
+    "env_server": _Kind("NAME=URL, once for each environment", _servers),
 }
 
 

@@ -12,11 +12,15 @@ import hmac
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nous_node.envs import registry
+from nous_node.envs.access import NONE, Access
+from nous_node.envs.chat import TEMPLATE, load_chat
+from nous_node.envs.chat_tokens import template_source
+from nous_node.envs.errors import BadChat
 from nous_node.protocol.checkpoints import FileEntry, file_entry, files_hash, weights_hash
 from nous_node.protocol.constants import CHUNK, DOMAIN_BEACON, MAX_MANIFEST, PROTOCOL
 from nous_node.protocol.encoding import read
@@ -77,8 +81,17 @@ class BaseModel:
         return cls(source, embedded, dtype, facts.context)
 
 
-def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: int) -> RunFolder:
-    """A new run in `path`, trained by `identity`. `now`: Unix milliseconds.
+def create_run(
+    path: Path,
+    name: str,
+    identity: Identity,
+    plan: RunPlan,
+    now: int,
+    access: Access = NONE,
+    tell: Callable[[str], object] = str,
+) -> RunFolder:
+    """A new run in `path`, trained by `identity`. `now`: Unix milliseconds; `tell` hears what a person should
+    know of it.
 
     Raises LocalError, ModelError or an EnvError with what to change; nothing is left behind then
     that would hinder another try.
@@ -88,7 +101,8 @@ def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: in
         raise LocalError(f"{path} already holds a run; give the new one another name.")
     source = model_folder(plan.model) if plan.model else DEFAULT_MODEL
     base = BaseModel.of(source, plan)
-    environments = [_environment(key, entry) for key, entry in plan.environments.items()]
+    environments = [_environment(key, entry, access) for key, entry in plan.environments.items()]
+    chat = _chat(source, plan.chat, now, tell)
     sampling = _sampling(plan, base)
     learning = learning_text(plan.learning, embedded=base.embedded)
     folder = path / "checkpoints" / BASE
@@ -110,6 +124,7 @@ def create_run(path: Path, name: str, identity: Identity, plan: RunPlan, now: in
         shards=plan.shards,
         thresholds=thresholds,
         limits=_limits(plan, base),
+        chat=chat,
     )
     body = manifest.to_bytes()
     _check(body)
@@ -183,17 +198,35 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _environment(name: str, plan: EnvironmentPlan) -> EnvironmentEntry:
+def _chat(source: Path, wanted: str | None, now: int, tell: Callable[[str], object]) -> str:
+    """The conversation format of the run: what the plan says, else the model's template where it has one that
+    can be extended token by token."""
+    if wanted is not None:
+        if wanted:
+            load_chat(source, wanted, now)
+        return wanted
+    if not template_source(source):
+        return ""
+    try:
+        load_chat(source, TEMPLATE, now)
+    except BadChat as error:
+        tell(f"There is no conversation format: {error}")
+        return ""
+    return TEMPLATE
+
+
+def _environment(name: str, plan: EnvironmentPlan, access: Access) -> EnvironmentEntry:
     """Checked by making it once. One whose rewards cannot be recomputed is refused."""
-    facts = registry.facts(name)
+    facts = registry.facts(name, access)
     if not facts.verifiable:
         raise LocalError(
             f"The environment {name!r} cannot be recomputed by a trainer (reproducible: "
             f"{facts.reproducible}, scorer: {facts.scorer}), so nothing could be "
             "verified; take another one."
         )
-    registry.make(name, plan.config)
-    return EnvironmentEntry(name, facts.version, plan.weight, plan.config, plan.advantages)
+    registry.make(name, plan.config, access)
+    version = registry.version(name, plan.config, access)
+    return EnvironmentEntry(name, version, plan.weight, plan.config, plan.advantages)
 
 
 def _sampling(plan: RunPlan, base: BaseModel) -> SamplingRules:

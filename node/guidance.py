@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from nous_node.envs import registry
+from nous_node.envs.access import NONE, Access
 from nous_node.envs.errors import EnvError
 from nous_node.protocol.errors import Code
 from nous_node.protocol.receipts import Standing
 from nous_node.protocol.rollouts import Engine
-from nous_node.protocol.runs import RunManifest
+from nous_node.protocol.runs import EnvironmentEntry, RunManifest
 
 from .advice import advice
 from .outbox import SentGroup
@@ -37,10 +38,10 @@ _ENGINE = frozenset({Code.LOGPROB_MISMATCH, Code.SAMPLING_MISMATCH, Code.DRIFT})
 _ENVIRONMENT = frozenset({Code.PROMPT_MISMATCH, Code.REWARD_MISMATCH, Code.ADVANTAGES, Code.GROUP_SIZE})
 
 
-def installed_version(environment: str) -> str:
-    """Version of an environment here; empty where it is not installed or is broken."""
+def installed_version(entry: EnvironmentEntry, access: Access = NONE) -> str:
+    """Version here of an environment with a run's config; empty where it is not installed or is broken."""
     try:
-        return registry.facts(environment).version
+        return registry.version(entry.id, entry.config, access)
     except EnvError:
         return ""
 
@@ -56,7 +57,7 @@ class Guidance:
     """A trainer's last word of its key."""
     history: Sequence[SentGroup]
     """Its groups, newest first."""
-    installed: Callable[[str], str] = installed_version
+    installed: Callable[[EnvironmentEntry], str] = installed_version
 
     def next_step(self, now: float) -> str:
         """`now`: Unix milliseconds."""
@@ -175,7 +176,7 @@ class Guidance:
     def _environment_step(self, group: SentGroup) -> str:
         """The environment whose version differs from the run's, where there is one."""
         for entry in self.manifest.environments:
-            here = self.installed(entry.id)
+            here = self.installed(entry)
             if here and here != entry.version:
                 return (
                     f"{printable(entry.id, 64)} {printable(here, 64)} is installed here and the run uses "

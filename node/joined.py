@@ -21,7 +21,8 @@ from pathlib import Path
 
 import trio
 
-from nous_node.envs.registry import make_entry
+from nous_node.envs.access import NONE, Access
+from nous_node.envs.registry import check_entry
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
@@ -222,7 +223,9 @@ def refuse_checkpoint(manifest: RunManifest, checkpoint: int, disk: int) -> None
     refuse_disk(checkpoint, disk)
 
 
-def playable(manifest: RunManifest, only: Sequence[str], report: Report) -> frozenset[str]:
+def playable(
+    manifest: RunManifest, only: Sequence[str], report: Report, access: Access = NONE
+) -> frozenset[str]:
     """The run's environments that this node may and can run.
 
     Raises LocalError where there is none; says which are passed over for not being installed.
@@ -237,7 +240,7 @@ def playable(manifest: RunManifest, only: Sequence[str], report: Report) -> froz
     problem: NousError | None = None
     for entry in wanted:
         try:
-            make_entry(entry)
+            check_entry(entry, access)
             able.add(entry.id)
         except NousError as error:
             problem = error

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from nous_node.envs.environment import Environment, PolicySettings
+from nous_node.envs.environment import Environment
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.errors import Code, NousError
 from nous_node.trainer.advantage import Baseline
@@ -52,6 +52,7 @@ from .learner_messages import (
 )
 from .learning import Learning, read_learning
 from .pipe import ParentPipe
+from .policy_settings import policy_settings
 from .runfolder import RunFolder
 from .selection import Participants, Shares, Waiting
 from .verification import CheckedGroup, CheckedTrajectory, Verifier
@@ -104,7 +105,7 @@ class Learner:
         verifier = Policy.load(model, manifest.thresholds.verifier, message.device)  # [VER-4]
         optimizer = Optimizer(policy, config.optimizer)
         fresh = _resumed(optimizer, folder.optimizer_of(model))
-        environments = [make_entry(entry) for entry in manifest.environments]
+        environments = [make_entry(entry, message.access) for entry in manifest.environments]
         highest = {
             entry.id: environment.levels
             for entry, environment in zip(manifest.environments, environments, strict=True)
@@ -117,7 +118,7 @@ class Learner:
             examiner=Examiner(
                 Verifier(folder.run, manifest, environments),
                 Versions(policy, verifier, message.version, message.folders, manifest.staleness + 2),
-                PolicySettings.of(manifest, policy.tokenizer),
+                policy_settings(manifest, policy.tokenizer, policy.folder),
             ),
             environments=environments,
             curriculum=Curriculum(dict(message.levels), highest, learning.raise_level_at),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from nous_node.envs.access import NONE, Access
 from nous_node.protocol.checkpoints import FileEntry
 from nous_node.protocol.receipts import Receipt, State
 
@@ -27,6 +28,8 @@ class Open(msgspec.Struct, tag=True):
     """Running reward mean, for advantages with a baseline."""
     evaluate: bool = False
     """Whether to measure its held-out accuracy first."""
+    access: Access = NONE
+    """What environments may do here."""
 
 
 class Candidate(msgspec.Struct):

@@ -127,6 +127,7 @@ class Lessons:
                 threads=self._settings.threads,
                 baseline=head.manifest.stats.get(BASELINE),
                 evaluate=first,
+                access=self._settings.access,
             )
         )
         if first:

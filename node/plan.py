@@ -107,6 +107,9 @@ class RunPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Literal["seeded", "free"] = "seeded"
     dtype: Dtype | None = None
     logprobs: Literal["f32", "f16"] | None = None
+    chat: str | None = None
+    """Conversation format: `template` for the model's own, empty for none; None: the model's own where it has
+    one that can be extended token by token."""
     staleness: Annotated[int, Meta(ge=0, le=8)] = 4
     """Versions that a rollout may be behind: within four, off-policy correction is harmless."""
     shards: Annotated[int, Meta(ge=1, le=65_536)] = 1

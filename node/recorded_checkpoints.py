@@ -25,6 +25,7 @@ from nous_node.trainer.tokenizer import load_tokenizer
 
 from .blobs import verify_folder
 from .create import folder_entries
+from .policy_settings import policy_settings
 from .recorded import Published
 
 GONE = "checkpoint gone"
@@ -83,7 +84,7 @@ class RecordedCheckpoints:
                 self._tell(f"Version {manifest.version} is verified against {self._given}.")
         if policy is None:
             return Found(manifest, self._base_settings(), None, lack)
-        return Found(manifest, PolicySettings.of(self._manifest, policy.tokenizer), policy)
+        return Found(manifest, policy_settings(self._manifest, policy.tokenizer, policy.folder), policy)
 
     def _opened(self, checkpoint: bytes, envelopes: Sequence[bytes]) -> CheckpointManifest | None:
         """Raises RemoteError where what was recorded is not what a trainer signed."""
@@ -143,7 +144,7 @@ class RecordedCheckpoints:
                 entries: list[FileEntry] = folder_entries(folder)
                 if files_hash(entries) == self._manifest.base:
                     tokenizer = load_tokenizer(folder, read_config(folder))
-                    self._base = PolicySettings.of(self._manifest, tokenizer)
+                    self._base = policy_settings(self._manifest, tokenizer, folder)
             except (OSError, NousError):
                 return None
         return self._base

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from nous_node.envs.access import Access
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
 from nous_node.protocol.runs import RunManifest, open_manifest
 
 from .advice import advice
-from .guidance import Guidance
+from .guidance import Guidance, installed_version
 from .home import StorageError
 from .outbox import Outbox, SentGroup, Word
 from .runfolder import RunFolder
@@ -147,14 +149,15 @@ def statuses(home: Path) -> Iterator[RunStatus]:
 def joined_status(folder: Path, now: float) -> JoinedStatus:
     """`now`: Unix seconds. Raises StorageError for an outbox that cannot be read."""
     run, manifest = _manifest(folder / "run.envelope")
+    installed = partial(installed_version, access=Access.of(folder.parent.parent))
     if not (folder / "outbox.sqlite").is_file():
-        known = Guidance(manifest, None, None, [])
+        known = Guidance(manifest, None, None, [], installed)
         state, step = known.state(now * 1000), known.next_step(now * 1000)
         return JoinedStatus(manifest.name, run.hex(), 0, 0, 0, 0, [], -1, "", None, state, step)
     with Outbox.read(folder / "outbox.sqlite") as outbox:
         totals, history = outbox.totals(), outbox.history(HISTORY)
         word, engine, generating = outbox.word, outbox.engine, outbox.generating_share
-    known = Guidance(manifest, engine, None if word is None else word.standing, history)
+    known = Guidance(manifest, engine, None if word is None else word.standing, history, installed)
     last = history[0] if history else None
     return JoinedStatus(
         name=manifest.name,

@@ -114,7 +114,7 @@ class _Volunteer:
         self.contribution.standing = self.restraint.standing
         self.sending = Sending(identity, network, following, outbox, self.contribution, self.restraint)
         self.holdings.index.elsewhere = self.sending.chunk
-        environments = playable(self.manifest, settings.env, report)
+        environments = playable(self.manifest, settings.env, report, settings.access)
         self.assignments = Assignments(following.run, identity.key, self.manifest, environments, outbox)
         self.greeting = Greeting(identity.key, following, outbox, self._say_hello)
         self.pacing = Pacing(self.manifest.staleness)
@@ -298,6 +298,7 @@ class _Volunteer:
             memory=self.settings.memory,
             first=FirstGroups(FIRST_GROUPS, self.following.run, self.identity.key, head.manifest.beacon),
             tensors=head.manifest.tensors,
+            access=self.settings.access,
         )
         try:
             with self.contribution.spending("loading"):

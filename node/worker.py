@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
-from nous_node.envs.environment import Completion, Environment, PolicySettings
+from nous_node.envs.environment import Completion, Environment
 from nous_node.envs.errors import EnvironmentFailed
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.constants import MAX_MANIFEST
@@ -32,6 +32,7 @@ from nous_node.trainer.policy import Policy
 
 from .niceness import step_back
 from .pipe import ParentPipe
+from .policy_settings import policy_settings
 from .preparing import Preparing, check_weights
 from .selfcheck import SelfCheck, UnfitError
 from .versions import folder_tensors
@@ -65,7 +66,8 @@ class Ready:
         self.folder = Path(load.folder)
         self.checkpoint = load.checkpoint
         self.manifest = read(load.manifest, RunManifest, MAX_MANIFEST)
-        self.settings = PolicySettings.of(self.manifest, policy.tokenizer)
+        self.settings = policy_settings(self.manifest, policy.tokenizer, self.folder)
+        self._access = load.access
         self.preparing = Preparing(policy, load.memory)
         self._environments: dict[int, Environment] = {}
         self.engine_seconds = 0.0
@@ -97,7 +99,7 @@ class Ready:
 
     def environment(self, index: int) -> Environment:
         if index not in self._environments:
-            self._environments[index] = make_entry(self.manifest.environments[index])
+            self._environments[index] = make_entry(self.manifest.environments[index], self._access)
         return self._environments[index]
 
     def sample(self, requests: Sequence[EngineRequest], heartbeat: Tell) -> list[Completion]:

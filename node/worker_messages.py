@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from nous_node.envs.access import NONE, Access
+
 ENGINE = "nous-torch"
 """What samples in the worker, as rollouts name it."""
 
@@ -39,6 +41,8 @@ class Load(msgspec.Struct, tag=True):
     """None: groups are not verified here."""
     tensors: dict[str, bytes] = {}
     """SHA-256 of each tensor, from the checkpoint's manifest; empty: nothing is compared."""
+    access: Access = NONE
+    """What environments may do here."""
 
 
 class Prepare(msgspec.Struct, tag=True):

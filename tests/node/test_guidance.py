@@ -39,7 +39,7 @@ def guidance(
     word: Standing | None = None,
     installed: str = "1",
 ) -> Guidance:
-    return Guidance(run.manifest, engine, word, list(history), lambda name: installed)
+    return Guidance(run.manifest, engine, word, list(history), lambda entry: installed)
 
 
 @pytest.mark.parametrize(
