@@ -85,6 +85,8 @@ class Child(Generic[Sent, Received]):
         self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
         self._encoder = msgspec.msgpack.Encoder()
         self._queue = bytearray()
+        self._asked = time.monotonic()
+        """When it was last told something."""
         self._stderr = bytearray()
         self._open = {"out", "err"}
         self._end: ChildEnded | None = None
@@ -125,17 +127,24 @@ class Child(Generic[Sent, Received]):
 
         Raises ChildEnded; at the deadline the child is killed first.
         """
-        assert self._attached is None, "A child that is attached to a loop is not asked."
-        deadline = time.monotonic() + seconds
         self.send(message)
+        return self.hear(seconds)
+
+    def hear(self, seconds: float) -> Received:
+        """The next message that comes. Not while attached. Raises ChildEnded as `ask` does."""
+        assert self._attached is None, "A child that is attached to a loop is not asked."
+        if self._end is not None:
+            raise self._end
+        deadline = time.monotonic() + seconds
         while (answer := self._next()) is None:
-            self._wait(deadline, seconds)
+            self._wait(deadline)
         return answer
 
     def send(self, message: Sent) -> None:
         """Queues a message; never blocks. Raises ChildEnded where it is gone or does not read."""
         if self._end is not None:
             raise self._end
+        self._asked = time.monotonic()
         self._queue += framed(self._encoder.encode(message))
         self._write()
         if len(self._queue) > MAX_QUEUE:
@@ -217,14 +226,14 @@ class Child(Generic[Sent, Received]):
 
     # --- without one ---
 
-    def _wait(self, deadline: float, seconds: float) -> None:
+    def _wait(self, deadline: float) -> None:
         """Until the pipe moves; raises ChildEnded at the deadline."""
         if "out" not in self._open:
             self._await_exit(min(deadline, time.monotonic() + GRACE_S))
             raise self._finish(None)
         left = deadline - time.monotonic()
         if left <= 0:
-            raise self._finish(f"did not answer within {seconds:g} s")
+            raise self._finish(f"did not answer within {time.monotonic() - self._asked:.1f} s")
         poll = select.poll()
         poll.register(self._out, select.POLLIN)
         if "err" in self._open:

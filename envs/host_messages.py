@@ -49,10 +49,6 @@ class Hello(msgspec.Struct, tag=True):
     number: Number
 
 
-class Nothing(msgspec.Struct, tag=True):
-    """Not answered."""
-
-
 class Describe(msgspec.Struct, tag=True):
     """Tell what an entry point is, without making anything."""
 
@@ -226,7 +222,7 @@ class Generate(msgspec.Struct, tag=True):
 
     call: Number
     ask: Number
-    requests: Annotated[list[GenerateRequest], Meta(max_length=MAX_TRAJECTORIES)]
+    requests: Annotated[list[GenerateRequest], Meta(min_length=1, max_length=MAX_TRAJECTORIES)]
 
 
 class Encode(msgspec.Struct, tag=True):
@@ -272,7 +268,6 @@ class GaveUp(msgspec.Struct, tag=True):
 
 ToHost = (
     Hello
-    | Nothing
     | Describe
     | Make
     | HeldOut

@@ -40,7 +40,6 @@ from .host_messages import (
     Hello,
     Made,
     Make,
-    Nothing,
     Question,
     Ready,
     Refused,
@@ -165,7 +164,8 @@ class HostProcess:
         assert not self._groups, "A host is not asked while groups are under way."
         child = self._ready()
         try:
-            said = _heard_from(child, message, seconds)
+            child.send(message)
+            said = _heard_from(child, time.monotonic() + seconds)
         except ChildEnded as error:
             raise EnvironmentFailed(f"The {name} failed: {error}") from error
         match said:
@@ -186,10 +186,11 @@ class HostProcess:
             return child
         self._unsettled = False
         number = next(self._numbers)
+        deadline = time.monotonic() + self._start_seconds
         try:
-            said = _heard_from(child, Hello(number), self._start_seconds)
-            while said != Ready(number):  # what was asked within a loop that is gone
-                said = _heard_from(child, Nothing(), self._start_seconds)
+            child.send(Hello(number))
+            while _heard_from(child, deadline) != Ready(number):
+                pass  # what was asked within a loop that is gone
         except ChildEnded as error:
             raise CannotStart(f"The process for environments cannot be started here: {error}") from error
         return child
@@ -338,8 +339,12 @@ class HostProcess:
         group = self._groups.get(question.call)
         if group is None:
             self._say(Failed(GONE))
-        else:
-            self._say(answered(question, group.policy))
+            return
+        began = time.monotonic()
+        self._say(answered(question, group.policy))
+        group.spent += time.monotonic() - began  # a flood of questions is the group's own work
+        if group.spent > self._seconds:
+            self._restart(group, f"it asked about texts for more than {self._seconds:g} s.")
 
     # --- what goes wrong -------------------------------------------------------------------------
 
@@ -422,14 +427,14 @@ class HostProcess:
             group.fail(error)
 
 
-def _heard_from(child: Child[ToHost, FromHost], message: ToHost, seconds: float) -> FromHost:
-    """The answer to a message, past whatever groups that were cancelled still say."""
-    deadline = time.monotonic() + seconds
-    said = child.ask(message, seconds)
-    while isinstance(said, Aside):
-        reply = Failed(GONE) if isinstance(said, Question) else Nothing()
-        said = child.ask(reply, max(0.0, deadline - time.monotonic()))
-    return said
+def _heard_from(child: Child[ToHost, FromHost], deadline: float) -> FromHost:
+    """The next answer, past whatever groups that were cancelled still say."""
+    while True:
+        said = child.hear(deadline - time.monotonic())
+        if not isinstance(said, Aside):
+            return said
+        if isinstance(said, Question):
+            child.send(Failed(GONE))
 
 
 def _failure(name: str, cause: object) -> EnvironmentFailed:

