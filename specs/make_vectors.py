@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import make_cddl
+import vectors_atropos
 import vectors_checkpoints
 import vectors_content
 import vectors_deltas
@@ -94,6 +95,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
+    "atropos": (
+        "Scored groups of Atropos environments as rewards and advantages.",
+        vectors_atropos.atropos,
+    ),
     "openenv": ("Answers and observations of OpenEnv servers.", vectors_openenv.openenv),
     "packages": ("Rows and random streams of packages of environments.", vectors_packages.packages),
     "reasoning-gym": (

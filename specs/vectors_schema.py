@@ -207,6 +207,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "reward?": NUMBER,
         "text?": TEXT,
     },
+    "atropos": {"lines": OBJECTS, "groups": OBJECTS, "worths?": OBJECTS},
     "openenv": {
         "schema?": OBJECT,
         "named?": TEXT,

@@ -36,7 +36,7 @@ from nous_node.protocol.rollouts import (
 from nous_node.protocol.structure import check_structure
 from nous_node.trainer.tokenizer import Tokenizer
 
-from .env_drivers import drive_game, drive_openenv, drive_package, drive_question
+from .env_drivers import drive_atropos, drive_game, drive_openenv, drive_package, drive_question
 
 DEFAULT_MODEL = Path(str(files("nous_node.trainer"))) / "default"
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
@@ -371,6 +371,7 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "hellos": drive_hello,
     "nous-default": drive_model,
     "sort-digits": drive_sort_digits,
+    "atropos": drive_atropos,
     "openenv": drive_openenv,
     "packages": drive_package,
     "reasoning-gym": drive_question,

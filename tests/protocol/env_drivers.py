@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from nous_node.envs import (
+    atropos_labels,
     gymnasium_text,
     gymnasium_words,
     openenv_words,
@@ -12,8 +16,28 @@ from nous_node.envs import (
     single_turn,
     verifiers_v0,
 )
+from nous_node.envs.errors import EnvironmentFailed
 
 Case = dict[str, Any]
+
+
+def drive_atropos(case: Case) -> None:
+    lines = [
+        atropos_labels.Line(one["tokens"], [(a, b) for a, b in one["spans"]], one["logprobs"])
+        for one in case["lines"]
+    ]
+    if "worths" not in case:
+        with pytest.raises(EnvironmentFailed):
+            atropos_labels.worths(case["groups"], lines, written_alike)
+        return
+    found = atropos_labels.worths(case["groups"], lines, written_alike)
+    told = [(one["reward"], one["advantages"], one["advantage"], one["components"]) for one in case["worths"]]
+    assert [(one.reward, one.advantages, one.advantage, one.components or {}) for one in found] == told
+
+
+def written_alike(tokens: Sequence[int]) -> str:
+    """Text in which 68 looks like 67."""
+    return "".join(chr(67 if token == 68 else token) for token in tokens)
 
 
 def drive_question(case: Case) -> None:
