@@ -30,7 +30,7 @@ SHARED_COLUMNS = 512
 # What a pair of columns costs, in tokens, where the caller does not know its model: 576 dimensions.
 PAIR_COST = 1 / 6144
 
-# Columns squared of the rows that have a mask: 2^27 bools are 128 MiB, and attention makes floats of them.
+# Columns squared of the rows that have a mask: 2^27 bools are 128 MiB, and as float32 (`Policy.logits`) 512.
 MASK_ELEMENTS = 1 << 27
 
 # Logits of one micro-batch: 2^27 float32 are 512 MiB, and about three such arrays are alive at once.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from .batch import MicroBatch
+from .batch import PAIR_COST, MicroBatch
 from .errors import ModelError, RequestError, TensorError
 from .model_folder import check_folder, model_facts, read_config
 from .tokenizer import Tokenizer, load_tokenizer
@@ -131,8 +131,11 @@ class Policy:
     def pair_cost(self) -> float:
         """What attention pays for a pair of columns where a mask lets it skip none, as a share of all else
         that a layer does for a token. By the multiplications that is twice the hidden width to the weights of
-        a layer; the layer has more to do than these, and half of it is what was measured."""
-        layers: Any = self.model.base_model.layers
+        a layer; the layer has more to do than these, and half of it is what was measured. Of a model whose
+        layers are not known by name: PAIR_COST."""
+        layers: Any = getattr(self.model.base_model, "layers", None)
+        if not layers:
+            return PAIR_COST
         weights = sum(weight.numel() for weight in layers[0].parameters())
         return float(self.model.config.hidden_size / weights)
 
@@ -140,13 +143,19 @@ class Policy:
         """Logits [N, V] that predict the trained tokens of `batch`, in the computing dtype."""
         output = self.model.base_model(
             input_ids=batch.tokens_BL,
-            attention_mask=batch.mask_B1LL,
+            attention_mask=None if batch.mask_B1LL is None else _added(batch.mask_B1LL, self.dtype),
             position_ids=batch.positions_BL,
             use_cache=False,
         )
         hidden_ND = output.last_hidden_state[batch.rows_N, batch.columns_N]
         logits: Tensor = self.model.get_output_embeddings()(hidden_ND)
         return logits
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of bools as what is added to scores. Attention would make the same of it in each layer, and
+    keep that of each layer for the gradient."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def _load_model(folder: Path, dtype: torch.dtype) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
+    GPT2Config,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -111,7 +112,7 @@ def test_a_trained_root_is_refused():
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Small random models with grouped heads; the last two have attention that trees cannot be given to."""
+    """Small random models with grouped heads; the last three have attention that trees are not given to."""
     shape = {
         "vocab_size": VOCABULARY,
         "hidden_size": 48,
@@ -131,6 +132,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "qwen3": Qwen3Config(**shape, head_dim=16),
         "qwen2 with a window": Qwen2Config(**shape, **window),
         "mistral with a window": MistralConfig(**shape, sliding_window=8),
+        "gpt2": GPT2Config(**shape, n_positions=512, n_embd=48, n_layer=2, n_head=6),
     }
     made = {}
     for number, (name, config) in enumerate(configs.items()):
@@ -154,6 +156,7 @@ MODELS = {
     "qwen3": True,
     "qwen2 with a window": False,
     "mistral with a window": False,
+    "gpt2": False,
 }
 
 
