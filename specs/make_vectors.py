@@ -13,6 +13,7 @@ from typing import Any
 
 import make_cddl
 import vectors_atropos
+import vectors_chat
 import vectors_checkpoints
 import vectors_content
 import vectors_deltas
@@ -94,6 +95,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
+    "chat": ("Conversations in tokens, refused templates, answers: envs/chat.", vectors_chat.chat),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
     "atropos": (
         "Scored groups of Atropos environments as rewards and advantages.",

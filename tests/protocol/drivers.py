@@ -36,6 +36,7 @@ from nous_node.protocol.rollouts import (
 from nous_node.protocol.structure import check_structure
 from nous_node.trainer.tokenizer import Tokenizer
 
+from .chat_driver import drive_chat
 from .env_drivers import drive_atropos, drive_game, drive_openenv, drive_package, drive_question
 
 DEFAULT_MODEL = Path(str(files("nous_node.trainer"))) / "default"
@@ -370,6 +371,7 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "receipts": drive_receipts,
     "hellos": drive_hello,
     "nous-default": drive_model,
+    "chat": drive_chat,
     "sort-digits": drive_sort_digits,
     "atropos": drive_atropos,
     "openenv": drive_openenv,

@@ -31,8 +31,10 @@ def test_every_file_has_a_driver() -> None:
     assert set(FILES) == set(DRIVERS)
 
 
-def test_at_least_250_vectors_of_which_half_are_negative() -> None:
-    cases = [case for content in FILES.values() for case in content["cases"]]
+def test_chapters_have_at_least_250_vectors_of_which_half_are_negative() -> None:
+    """Environments refuse little: what is text is answered."""
+    chapters = [content for content in FILES.values() if "chapter" in content["comment"]]
+    cases = [case for content in chapters for case in content["cases"]]
     negative = [
         case for case in cases if "code" in case or any("code" in step for step in case.get("steps", []))
     ]
