@@ -26,9 +26,7 @@ class Rng:
 
     def __init__(self, seed: int) -> None:
         outside = _state()
-        random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % NUMPY_SEEDS)
+        _seed(seed)
         self._inside = _state()
         self._outside = outside
         _restore(outside)
@@ -48,8 +46,18 @@ class Rng:
 def seeded(seed: int) -> Iterator[None]:
     """The block draws what `seed` gives, and nobody after it notices. Import numpy before it where the block
     may use it."""
-    with Rng(seed):
+    outside = _state()
+    _seed(seed)
+    try:
         yield
+    finally:
+        _restore(outside)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % NUMPY_SEEDS)
 
 
 def _state() -> tuple[Any, Any]:
