@@ -23,6 +23,7 @@ from types import FrameType
 import msgspec
 from msgspec.structs import replace
 
+from nous_node.envs.access import Access
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
 
@@ -184,7 +185,7 @@ def _check_writable(path: Path) -> None:
         ) from error
 
 
-def make_demo_run(home: Path, seed: int, plan: RunPlan) -> RunFolder:
+def make_demo_run(home: Path, seed: int, plan: RunPlan, access: Access) -> RunFolder:
     """The run of the demo in the trainer's home, with the keys of `seed` in all homes."""
     trainer = Home.open(home / "trainer")
     identity = demo_identity(seed, "trainer")
@@ -195,6 +196,7 @@ def make_demo_run(home: Path, seed: int, plan: RunPlan) -> RunFolder:
         identity,
         plan,
         time.time_ns() // 1_000_000,
+        access,
     )
 
 
@@ -237,12 +239,13 @@ class _Demo:
     def __init__(self, options: DemoOptions, home: Path, family: Family) -> None:
         self.options, self.home, self.family = options, home, family
         self.plan = options.plan
+        self.access = Access.of(home / "trainer", options.trust_env)
         self.tally = Tally()
         self.stopping = False
         self.started = time.monotonic()
 
     def run(self) -> DemoReport:
-        folder = make_demo_run(self.home, self.options.seed, self.plan)
+        folder = make_demo_run(self.home, self.options.seed, self.plan, self.access)
         with open_view(json=self.options.json) as view, self._signals():
             self.started = time.monotonic()
             trainer = self._start_trainer(view)
@@ -260,8 +263,8 @@ class _Demo:
         final = last_checkpoint(folder)
         return make_report(
             run=folder,
-            before=measure(folder.checkpoint(0), folder),
-            after=measure(final, folder),
+            before=measure(folder.checkpoint(0), folder, self.access),
+            after=measure(final, folder, self.access),
             trainer=self.tally.trainer,
             volunteers=list(self.tally.volunteers.values()),
             versions=self.tally.versions,

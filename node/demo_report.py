@@ -14,6 +14,8 @@ from .events import TrainerStatus, VersionReport, VolunteerStatus
 from .wording import count, duration, plural, refusals, share
 
 if TYPE_CHECKING:
+    from nous_node.envs.access import Access
+
     from .runfolder import RunFolder
 
 TASKS = 512
@@ -87,18 +89,19 @@ def held_out_count(run: RunFolder) -> int:
     return TASKS if run.manifest.model.parameters < SMALL else TASKS // 4
 
 
-def measure(folder: Path, run: RunFolder) -> Measured:
+def measure(folder: Path, run: RunFolder, access: Access) -> Measured:
     """Held-out accuracy of a checkpoint of the run, on its first environment. Imports torch."""
     from nous_node.envs.registry import make_entry
     from nous_node.trainer.policy import Policy
 
     from .evaluation import held_out_accuracy
+    from .policy_settings import policy_settings
 
     entry, rules = run.manifest.environments[0], run.manifest.sampling
-    environment, policy = make_entry(entry), Policy.load(folder, run.manifest.model.dtype)
-    tasks = held_out_count(run)
-    greedy = held_out_accuracy(policy, [environment], rules, tasks)
-    sampled = held_out_accuracy(policy, [environment], rules, tasks, rules.temperature)
+    environment, policy = make_entry(entry, access), Policy.load(folder, run.manifest.model.dtype)
+    settings, tasks = policy_settings(run.manifest, policy.tokenizer, folder), held_out_count(run)
+    greedy = held_out_accuracy(policy, [environment], settings, tasks)
+    sampled = held_out_accuracy(policy, [environment], settings, tasks, rules.temperature)
     if greedy is None or sampled is None:
         raise LocalError(f"The environment {entry.id!r} has no held-out tasks; the demo needs one that has.")
     return Measured(greedy=greedy.share, sampled=sampled.share)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
-from nous_node.envs.environment import Chat, Completion, Environment, HeldOut, PolicySettings, Task
+from nous_node.envs.environment import Completion, Environment, HeldOut, PolicySettings, Task
 from nous_node.envs.errors import EnvironmentFailed
-from nous_node.protocol.runs import SamplingRules
 from nous_node.protocol.tasks import Assignment
 from nous_node.trainer.errors import LogitsError
 from nous_node.trainer.generate import Request, generate
@@ -60,16 +59,15 @@ class Played:
 def held_out_accuracy(
     policy: Policy,
     environments: Sequence[Environment],
-    rules: SamplingRules,
+    settings: PolicySettings,
     tasks: int,
     temperature: float = GREEDY_TEMPERATURE,
-    chat: Chat | None = None,
 ) -> Accuracy | None:
     """Of held-out tasks of level 0, `tasks` of each environment in which a policy plays alone; None where
     there is none. A policy whose weights are broken has none right, and neither has one whose environment
     fails."""
     alone = [environment for environment in environments if environment.info.agents == 1]
-    played = [play(policy, environment, rules, tasks, temperature, chat) for environment in alone]
+    played = [play(policy, environment, settings, tasks, temperature) for environment in alone]
     asked = sum(one.asked for one in played)
     return Accuracy(sum(one.right for one in played), asked) if asked else None
 
@@ -77,26 +75,23 @@ def held_out_accuracy(
 def play(
     policy: Policy,
     environment: Environment,
-    rules: SamplingRules,
+    settings: PolicySettings,
     count: int,
     temperature: float = GREEDY_TEMPERATURE,
-    chat: Chat | None = None,
     told: Callable[[int], None] = lambda done: None,
 ) -> Played:
-    """Plays `count` held-out tasks of level 0, one sample each; the uniforms of a task follow from its seed.
-    `told` hears how many are done."""
-    settings = PolicySettings(
-        policy.tokenizer, 1, rules.max_tokens, policy.context, frozenset(rules.stop), chat=chat
-    )
+    """Plays `count` held-out tasks of level 0, one sample each whatever the run's group is; the uniforms of a
+    task follow from its seed. `told` hears how many are done."""
+    stop = sorted(settings.stop)
 
     def sample(requests: Sequence[EngineRequest]) -> list[Completion]:
         wanted = [Request(r.tokens, key, r.start, r.max_tokens) for key, r in requests]
-        made = generate(policy, wanted, temperature, rules.stop)
+        made = generate(policy, wanted, temperature, stop)
         return [Completion(one.tokens, one.logprobs.tolist(), one.finish) for one in made]
 
     played = Played()
     jobs = [Job(environment, task, _keys(task)) for task in held_out_tasks(environment, count)]
-    with Batcher(settings, sample) as batcher:
+    with Batcher(replace(settings, group=1), sample) as batcher:
         for start in range(0, len(jobs), AT_ONCE):
             part = jobs[start : start + AT_ONCE]
             try:
@@ -110,13 +105,16 @@ def play(
 
 
 def held_out_tasks(environment: Environment, count: int) -> list[Task]:
-    """The environment's own, or those of seeds that no run assigns:
-    SHA-256(DOMAIN_HELD_OUT || id || 0 || u64le(i)). [EVM-9]"""
+    """The environment's own, or those of seeds that no run assigns."""
     if isinstance(environment, HeldOut):
         return environment.held_out(count)
-    material = DOMAIN_HELD_OUT + environment.info.id.encode() + b"\x00"
-    seeds = [hashlib.sha256(material + i.to_bytes(8, "little")).digest() for i in range(count)]
-    return [environment.task(seed, 0) for seed in seeds]
+    return [environment.task(held_out_seed(environment.info.id, index), 0) for index in range(count)]
+
+
+def held_out_seed(name: str, index: int) -> bytes:
+    """Of an environment that names none itself: SHA-256(DOMAIN_HELD_OUT || id || 0 || u64le(i)). [EVM-9]"""
+    material = DOMAIN_HELD_OUT + name.encode() + b"\x00" + index.to_bytes(8, "little")
+    return hashlib.sha256(material).digest()
 
 
 def _keys(task: Task) -> Assignment:

@@ -19,7 +19,7 @@ from typing import cast
 
 import numpy as np
 
-from nous_node.envs.environment import Environment
+from nous_node.envs.environment import Environment, PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.errors import Code, NousError
 from nous_node.trainer.advantage import Baseline
@@ -76,6 +76,7 @@ class Learner:
     optimizer: Optimizer
     examiner: Examiner
     environments: list[Environment]
+    settings: PolicySettings
     curriculum: Curriculum
     version: int
     held: list[CheckedGroup]
@@ -106,6 +107,7 @@ class Learner:
         optimizer = Optimizer(policy, config.optimizer)
         fresh = _resumed(optimizer, folder.optimizer_of(model))
         environments = [make_entry(entry, message.access) for entry in manifest.environments]
+        settings = policy_settings(manifest, policy.tokenizer, policy.folder)
         highest = {
             entry.id: environment.levels
             for entry, environment in zip(manifest.environments, environments, strict=True)
@@ -118,9 +120,10 @@ class Learner:
             examiner=Examiner(
                 Verifier(folder.run, manifest, environments),
                 Versions(policy, verifier, message.version, message.folders, manifest.staleness + 2),
-                policy_settings(manifest, policy.tokenizer, policy.folder),
+                settings,
             ),
             environments=environments,
+            settings=settings,
             curriculum=Curriculum(dict(message.levels), highest, learning.raise_level_at),
             version=message.version,
             held=[],
@@ -138,8 +141,8 @@ class Learner:
         return learner
 
     def evaluate(self) -> Accuracy | None:
-        rules = self.folder.manifest.sampling
-        return held_out_accuracy(self.policy, self.environments, rules, self.learning.evaluate_tasks)
+        tasks = self.learning.evaluate_tasks
+        return held_out_accuracy(self.policy, self.environments, self.settings, tasks)
 
     def opened(self, message: Open) -> Opened:
         """The answer: where it is to be measured, the canary's first mark is this version's."""

@@ -176,6 +176,7 @@ def accuracies(
     """Held-out greedy accuracy by groups learnt from."""
     import torch
 
+    from nous_node.envs.environment import PolicySettings
     from nous_node.envs.registry import make_entry
     from nous_node.node.evaluation import held_out_accuracy
     from nous_node.trainer.policy import Policy
@@ -189,7 +190,9 @@ def accuracies(
         if version is None or not folder.checkpoint(version).is_dir():
             continue
         policy = Policy.load(folder.checkpoint(version), "float32")
-        accuracy = held_out_accuracy(policy, environments, folder.manifest.sampling, arguments.tasks)
+        accuracy = held_out_accuracy(
+            policy, environments, PolicySettings.of(folder.manifest, policy.tokenizer), arguments.tasks
+        )
         found[mark] = 0.0 if accuracy is None else round(accuracy.share, 4)
     return found
 

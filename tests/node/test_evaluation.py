@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import msgspec
 import pytest
 
-from nous_node.envs.environment import EnvironmentInfo, Task
+from nous_node.envs.environment import EnvironmentInfo, PolicySettings, Task
 from nous_node.envs.registry import make_entry
 from nous_node.envs.session import Session
 from nous_node.node.evaluation import Accuracy, held_out_accuracy, held_out_tasks, play
@@ -23,17 +23,21 @@ def environment(base_run: RunFolder) -> Any:
     return make_entry(base_run.manifest.environments[0])
 
 
-def test_the_embedded_default_can_sort_sometimes(base_run, base_policy, environment) -> None:
-    greedy = held_out_accuracy(base_policy, [environment], base_run.manifest.sampling, TASKS)
+@pytest.fixture
+def rules(base_run: RunFolder, base_policy: Policy) -> PolicySettings:
+    return PolicySettings.of(base_run.manifest, base_policy.tokenizer)
+
+
+def test_the_embedded_default_can_sort_sometimes(rules, base_policy, environment) -> None:
+    greedy = held_out_accuracy(base_policy, [environment], rules, TASKS)
     assert greedy is not None
     assert greedy.asked == TASKS
     assert 0.3 < greedy.share < 0.6
 
 
 def test_sampling_at_temperature_1_is_worse_than_the_most_probable_answer(
-    base_run, base_policy, environment
+    rules, base_policy, environment
 ) -> None:
-    rules = base_run.manifest.sampling
     greedy = held_out_accuracy(base_policy, [environment], rules, TASKS)
     sampled = held_out_accuracy(base_policy, [environment], rules, TASKS, temperature=1.0)
     assert sampled is not None
@@ -41,8 +45,7 @@ def test_sampling_at_temperature_1_is_worse_than_the_most_probable_answer(
     assert 0 < sampled.share < greedy.share
 
 
-def test_it_is_measured_the_same_twice(base_run, base_policy, environment) -> None:
-    rules = base_run.manifest.sampling
+def test_it_is_measured_the_same_twice(rules, base_policy, environment) -> None:
     once, again = (held_out_accuracy(base_policy, [environment], rules, 32, 1.0) for _ in range(2))
     assert once == again
 
@@ -73,8 +76,8 @@ class Duel(Adding):
     info: ClassVar[EnvironmentInfo] = EnvironmentInfo("duel", "1", "exact", "pure", False, 1, 2)
 
 
-def test_any_environment_has_held_out_tasks_that_are_its_own(base_run, base_policy) -> None:
-    rules, adding = base_run.manifest.sampling, Adding()
+def test_any_environment_has_held_out_tasks_that_are_its_own(rules, base_policy) -> None:
+    adding = Adding()
     played = play(base_policy, adding, rules, 4)
     assert (played.right, played.asked, played.rewards) == (1, 4, [1.0, 0.5, 0.5])
     assert played.failed == ["The environment adding failed: ZeroDivisionError: a bug in the scorer"]
@@ -83,27 +86,24 @@ def test_any_environment_has_held_out_tasks_that_are_its_own(base_run, base_poli
     assert set(seeds).isdisjoint(adding.seeds)
 
 
-def test_without_an_environment_that_is_played_alone_there_is_no_figure(base_run, base_policy) -> None:
-    rules = base_run.manifest.sampling
+def test_without_an_environment_that_is_played_alone_there_is_no_figure(rules, base_policy) -> None:
     assert held_out_accuracy(base_policy, [], rules, 4) is None
     assert held_out_accuracy(base_policy, [Duel()], rules, 4) is None
 
 
-def test_games_against_itself_do_not_count(base_run, base_policy, environment) -> None:
-    rules = base_run.manifest.sampling
+def test_games_against_itself_do_not_count(rules, base_policy, environment) -> None:
     assert held_out_accuracy(base_policy, [Duel(), environment], rules, 32) == held_out_accuracy(
         base_policy, [environment], rules, 32
     )
 
 
-def test_an_answer_without_an_end_scores_nothing(base_run, base_policy, environment) -> None:
+def test_an_answer_without_an_end_scores_nothing(rules, base_policy, environment) -> None:
     """Four digits and the end need five tokens."""
-    short = msgspec.structs.replace(base_run.manifest.sampling, max_tokens=4)
+    short = replace(rules, max_tokens=4)
     assert held_out_accuracy(base_policy, [environment], short, 32) == Accuracy(0, 32)
 
 
-def test_a_policy_whose_weights_are_broken_has_nothing_right(base_run, environment) -> None:
+def test_a_policy_whose_weights_are_broken_has_nothing_right(rules, base_run, environment) -> None:
     policy = Policy.load(base_run.checkpoint(0), "float32")
     policy.load_tensors({name: tensor * float("nan") for name, tensor in policy.tensors().items()})
-    rules = base_run.manifest.sampling
     assert held_out_accuracy(policy, [environment], rules, 32) == Accuracy(0, 32)
