@@ -11,6 +11,7 @@ answer never learns to end.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, cast
@@ -23,7 +24,7 @@ from .errors import BadConfig, EnvironmentFailed
 from .session import Session, sample_all
 
 Format = Literal["", "chat", "plain"]
-Place = Literal["tags", "last-line", "whole"]
+Place = Literal["tags", "last-line", "number", "whole"]
 
 PLACEHOLDER: Final = "{question}"
 
@@ -36,6 +37,7 @@ CLOSE: Final = "</answer>"
 _PLACES: Final[Mapping[Place, str]] = {
     "tags": f"Think step by step. Then write only the final answer between {OPEN} and {CLOSE}.",
     "last-line": "Think step by step. Then write only the final answer on the last line.",
+    "number": "Reply with only the number.",
     "whole": "Reply with the final answer only.",
 }
 """What a chat model is told, below the question."""
@@ -46,9 +48,13 @@ _PLAIN: Final[Mapping[Place, str]] = {
     f"User: {PLACEHOLDER}\nAssistant: <think>",
     "last-line": "A user asks a question. The assistant thinks about it and writes the final answer, and "
     f"nothing else, on the last line.\nUser: {PLACEHOLDER}\nAssistant:",
+    "number": f"Question: {PLACEHOLDER}\nAnswer:",
     "whole": f"Question: {PLACEHOLDER}\nAnswer:",
 }
 """What a base model is to go on with: text alone, no control tokens."""
+
+_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+"""For small models, which rather say a sentence than a number."""
 
 KEYS: Final = ("format", "system", "template", "answer")
 
@@ -66,7 +72,8 @@ class Wording:
     template: str = ""
     """What is asked, with `{question}` where the question stands; empty: a wording that fits `answer`."""
     answer: Place = "tags"
-    """`tags`: in the last pair of <answer> tags; `last-line`: the last line with text; `whole`: all of it."""
+    """`tags`: in the last pair of <answer> tags; `last-line`: the last line with text; `number`: the last
+    number; `whole`: all of it."""
 
     def text(self, question: str, chat: bool) -> str:
         """What is asked, in a conversation or in plain text."""
@@ -110,6 +117,9 @@ class Wording:
             case "last-line":
                 lines = said.strip().splitlines()
                 return lines[-1].strip() if lines else None
+            case "number":
+                numbers = _NUMBER.findall(said)
+                return numbers[-1] if numbers else None
             case "whole":
                 return said.strip() or None
 

@@ -21,7 +21,7 @@ def _prompts() -> list[dict[str, Any]]:
     rows: list[tuple[str, dict[str, Any], bool]] = [
         *(
             (f"{place}, {how}", {"answer": place}, how == "chat")
-            for place in ("tags", "last-line", "whole")
+            for place in ("tags", "last-line", "number", "whole")
             for how in ("chat", "plain")
         ),
         ("a template of the run", {"template": "Q: {question}\nA:"}, False),
@@ -56,6 +56,10 @@ def _answers() -> list[dict[str, Any]]:
         ("one line", "last-line", "7"),
         ("a line separator of Unicode", "last-line", "three\u2028seven"),
         ("blank lines only", "last-line", " \n\t\n"),
+        ("the last number", "number", "6 + 8 = 14.\nthat is all"),
+        ("a sign and a fraction", "number", "it is -2.50!"),
+        ("a sign that is a minus", "number", "8-3"),
+        ("digits of another script", "number", "\u0663"),
         ("everything", "whole", "\n it is 7 "),
         ("nothing", "whole", ""),
     ]

@@ -84,6 +84,9 @@ def asked(policy: Policy, wording: Wording) -> list[Trajectory]:
         ("last-line", "thinking\n 7 \n\n", "7"),
         ("last-line", "7", "7"),
         ("last-line", " \n ", None),
+        ("number", "3 + 4 = 7.", "7"),
+        ("number", "it is -2.50, I think", "-2.50"),
+        ("number", "seven", None),
         ("whole", "\n7 ", "7"),
         ("whole", "it is 7", "it is 7"),
         ("whole", "", None),
@@ -93,14 +96,14 @@ def test_the_answer_is_looked_for_where_it_was_asked_for(place: Any, said: str, 
     assert Wording(answer=place).find(said) == answer
 
 
-@pytest.mark.parametrize("place", ["tags", "last-line", "whole"])
+@pytest.mark.parametrize("place", ["tags", "last-line", "number", "whole"])
 @given(said=st.text())
 def test_any_reply_has_an_answer_or_none(place: Any, said: str) -> None:
     answer = Wording(answer=place).find(said)
     assert answer is None or (answer in said and answer == answer.strip())
 
 
-@pytest.mark.parametrize("place", ["tags", "last-line", "whole"])
+@pytest.mark.parametrize("place", ["tags", "last-line", "number", "whole"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_every_default_wording_has_the_question_once(place: Any, chat: bool) -> None:
     assert Wording(answer=place).text("three {question} and four", chat).count("three {question} and") == 1
