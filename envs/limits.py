@@ -44,10 +44,14 @@ def bound_tasks() -> None:
         _limit(resource.RLIMIT_NPROC, MAX_TASKS)
 
 
-def _limit(kind: int, wanted: int) -> None:
-    """Never above what already holds."""
+def allowed(kind: int, wanted: int) -> int:
+    """A limit that can be set: never above what already holds."""
     hard = resource.getrlimit(kind)[1]
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+
+
+def _limit(kind: int, wanted: int) -> None:
+    limit = allowed(kind, wanted)
     resource.setrlimit(kind, (limit, limit))
 
 

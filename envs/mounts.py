@@ -8,9 +8,8 @@ inside of what is readable, and an environment's own folder inside of a hidden h
 
 from __future__ import annotations
 
-import functools
 import os
-import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,8 +51,6 @@ _CLOSED: Final = (Path("/proc"), Path("/dev"), Path("/"))
 /proc/sys, whatever its capabilities; the others because files there would take unbounded memory."""
 _INSTALLED: Final = ("bin", "lib", "lib64", "ssl")
 """Of an interpreter that is no virtual environment: its prefix may be a home."""
-_PROBE_S: Final = 20.0
-"""How long an interpreter may take to say where it lies, on a machine that is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class View:
 
 
 def mounts(view: View) -> list[str]:
-    """The arguments, in order. Raises BrokenEnvironment where the interpreter does not run."""
+    """The arguments, in order. Raises BrokenEnvironment where there is no interpreter."""
     shown = {Path(name): Path(name) for name in _SYSTEM if Path(name).exists()}
     shown |= {folder: folder for folder in _interpreter(view.python)}
     shown |= {OURS / "nous_node" / name: folder for name, folder in view.packages.items()}
@@ -132,17 +129,25 @@ def _installed_nodes(python: Path) -> list[Path]:
     return [found for folder in folders for found in folder.glob("lib*/python*/site-packages/nous_node")]
 
 
-@functools.cache
 def _base(python: Path) -> Path:
-    """The prefix of the interpreter that a virtual environment was made of; it runs without any package."""
-    command = [str(python), "-I", "-S", "-c", "import sys; print(sys.base_prefix)"]
-    try:
-        done = subprocess.run(command, check=True, capture_output=True, timeout=_PROBE_S, text=True)
-    except (subprocess.SubprocessError, OSError) as error:
-        raise BrokenEnvironment(
-            f"The interpreter {python} does not run ({error}); make its virtual environment again."
-        ) from error
-    return Path(done.stdout.strip())
+    """The prefix of the interpreter that a virtual environment was made of.
+
+    Read, not asked: a package may have put a program of its own in the interpreter's place, which may run
+    inside of the sandbox only.
+    """
+    environment = _environment(python)
+    if python == Path(sys.executable):
+        return Path(sys.base_prefix)
+    if not python.exists():
+        raise BrokenEnvironment(f"There is no interpreter {python}; make its virtual environment again.")
+    if environment is None:
+        return python.resolve().parent.parent
+    lines = (environment / "pyvenv.cfg").read_text("utf-8", "replace").splitlines()
+    settings = dict(line.split(" = ", 1) for line in lines if " = " in line)
+    home = Path(settings.get("home", ""))
+    if not home.is_absolute() or not (home / "python3").is_file():
+        raise BrokenEnvironment(f"{environment} names no interpreter that it is made of; make it again.")
+    return home.parent
 
 
 def _links(python: Path, shown: list[Path]) -> Iterator[str]:

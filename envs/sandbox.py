@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -28,10 +29,12 @@ import nous_node.protocol
 
 from . import seccomp
 from .errors import BrokenEnvironment, EnvError
+from .limits import MAX_OPEN, allowed
 from .mounts import OURS, View, mounts
 
 TRIAL_S: Final = 20.0
 """How long bubblewrap may take to start nothing, on a machine that is busy."""
+TRIAL_BYTES: Final = 1 << 30
 _INSTALL: Final = "`apt install bubblewrap`, `dnf install bubblewrap` or `pacman -S bubblewrap`"
 _SWITCHES: Final = {
     "kernel.unprivileged_userns_clone": "0",
@@ -95,7 +98,7 @@ def unfiltered() -> str | None:
 def start(launch: Launch) -> subprocess.Popen[bytes]:
     """Starts it with pipes at stdin, stdout and stderr, as the leader of a process group.
 
-    Raises EnvError where there is no sandbox, and BrokenEnvironment where the interpreter does not run.
+    Raises EnvError where there is no sandbox, and BrokenEnvironment where there is no interpreter.
     """
     if launch.sandboxed and (problem := unavailable()) is not None:
         raise EnvError(f"{problem} To run an environment without a sandbox, trust it: --trust-env NAME.")
@@ -122,13 +125,22 @@ def _wrapped(launch: Launch, command: Sequence[str], *, filtered: bool) -> subpr
     arguments = [*_namespaces(launch.network), *mounts(view), "--chdir", "/tmp"]
     variables = _variables([OURS, *launch.paths])
     if not filtered:
-        return _popen([_bubblewrap(), *arguments, "--", *command], variables)
+        return _popen([*_bounded(launch.memory), _bubblewrap(), *arguments, "--", *command], variables)
     reading = _in_pipe(seccomp.program(launch.network) or b"")
     try:
         arguments += ["--seccomp", str(reading)]
-        return _popen([_bubblewrap(), *arguments, "--", *command], variables, (reading,))
+        bounded = _bounded(launch.memory)
+        return _popen([*bounded, _bubblewrap(), *arguments, "--", *command], variables, (reading,))
     finally:
         os.close(reading)
+
+
+def _bounded(memory: int) -> list[str]:
+    """The limits that have to hold whatever runs inside: a package can put another program where `limits`
+    expects an interpreter."""
+    opened, space = allowed(resource.RLIMIT_NOFILE, MAX_OPEN), allowed(resource.RLIMIT_AS, memory)
+    limits = f"ulimit -c 0 && ulimit -n {opened} && ulimit -v {space >> 10}"
+    return ["/bin/sh", "-c", f'{limits} && exec "$@"', "sh"]
 
 
 def _namespaces(network: bool) -> list[str]:
@@ -229,7 +241,7 @@ def _trials() -> tuple[str | None, ...]:
 def _trial(*, filtered: bool) -> str | None:
     """What bubblewrap says when our own interpreter is to do nothing in the sandbox; None: it worked."""
     python = Path(sys.executable)
-    launch = Launch(python, "", (), (), sandboxed=True, network=False, memory=0, hidden=())
+    launch = Launch(python, "", (), (), sandboxed=True, network=False, memory=TRIAL_BYTES, hidden=())
     process = _wrapped(launch, [str(python), "-S", "-c", ""], filtered=filtered)
     try:
         _, told = process.communicate(timeout=TRIAL_S)

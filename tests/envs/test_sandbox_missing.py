@@ -13,10 +13,11 @@ import pytest
 from nous_node.envs import sandbox
 from nous_node.envs.child import ChildEnded
 from nous_node.envs.errors import BrokenEnvironment, EnvError
+from nous_node.envs.limits import MAX_OPEN
 from nous_node.envs.seccomp import program
 from nous_node.node.doctor import check_sandbox
 
-from .captive import Order, captive, launch, needs_sandbox
+from .captive import MEMORY, Order, captive, launch, needs_sandbox
 
 NEW = 'case "$1" in --help) echo "--size BYTES";; --version) echo "bubblewrap 0.8.0";; '
 OLD = 'case "$1" in --help) echo "--tmpfs DEST";; --version) echo "bubblewrap 0.6.1";; esac'
@@ -130,8 +131,43 @@ def test_an_environment_inside_a_hidden_home_is_all_that_is_seen_of_it(tmp_path:
 
 
 @needs_sandbox
-def test_an_interpreter_that_does_not_run_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BrokenEnvironment, match="make its virtual environment again"):
+@pytest.mark.parametrize("home", ["", "home = bin", "home = /nowhere/bin"])
+def test_an_environment_without_the_interpreter_that_it_is_made_of_is_told(tmp_path: Path, home: str) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    (tmp_path / "pyvenv.cfg").write_text(f"{home}\n")
+    with pytest.raises(BrokenEnvironment, match="names no interpreter that it is made of"):
+        captive(launch(python=python))
+
+
+IMPOSTOR = """#!{base}/bin/python3 -S
+import resource, sys
+limits = [resource.getrlimit(getattr(resource, f"RLIMIT_{{name}}"))[1] for name in ("AS", "NOFILE", "CORE")]
+try:
+    open({mark!r}, "w")
+except OSError as error:
+    sys.exit(f"{{limits}} {{error.strerror}}")
+"""
+
+
+@needs_sandbox
+def test_a_program_in_the_interpreters_place_runs_in_the_sandbox_only(tmp_path: Path) -> None:
+    """As a package could put there, which is installed without running anything of it."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "mine")], check=True)
+    mark, python = tmp_path / "mine" / "mark", tmp_path / "mine" / "bin" / "python"
+    python.unlink()
+    python.write_text(IMPOSTOR.format(base=sys.base_prefix, mark=str(mark)))
+    python.chmod(0o755)
+    with captive(launch(python=python)) as child, pytest.raises(ChildEnded) as error:
+        child.ask(Order("echo"), 20)
+    assert f"[{MEMORY}, {MAX_OPEN}, 0] Read-only file system" in str(error.value)
+    assert not mark.exists()
+
+
+@needs_sandbox
+def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BrokenEnvironment, match="There is no interpreter"):
         captive(launch(python=tmp_path / "bin" / "python"))
 
 
