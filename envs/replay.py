@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import math
 import threading
 from collections.abc import Awaitable, Sequence
 from typing import Final, TypeVar
@@ -255,7 +256,8 @@ def _compare_numbers(index: int, ours: Trajectory, theirs: Trajectory, threshold
         )
     kind, our_values = _advantages(ours)
     other, their_values = _advantages(theirs)
-    if kind != other:
+    finite = all(map(math.isfinite, our_values))  # `max` would pass over what is no number
+    if kind != other or len(our_values) != len(their_values) or not finite:
         raise RemoteError(Code.ADVANTAGES, f"Trajectory {index} and its environment differ about advantages.")
     pairs = zip(our_values, their_values, strict=True)
     difference = max((abs(our - their) for our, their in pairs), default=0.0)

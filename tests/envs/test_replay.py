@@ -97,6 +97,17 @@ class Shaped:
         return [session.finish(1.0, advantage=-0.25) for session in sessions]
 
 
+class Wrong(Shaped):
+    """Says whatever it is told of its tokens, past what a session allows."""
+
+    def __init__(self, advantages: bytes) -> None:
+        self.advantages = advantages
+
+    async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
+        made = await super().collect_trajectories(task, policy)
+        return [msgspec.structs.replace(one, advantage=None, advantages=self.advantages) for one in made]
+
+
 @pytest.fixture
 def tree(engine: Any, settings: PolicySettings, group_of: Maker) -> Case:
     return Case(Branching(), engine, settings, group_of)
@@ -244,6 +255,19 @@ def test_another_advantage_is_seen(shaped: Case, changes: Any) -> None:
     assert shaped.code(**changes) is Code.ADVANTAGES
     each = pack_floats([first.advantage] * (len(first.logprobs) // 4))
     assert shaped.code(advantage=None, advantages=each) is Code.ADVANTAGES
+
+
+@pytest.mark.parametrize("own", [[1.0], [0.5, float("nan")], [float("nan"), 0.5], [0.5, float("inf")], []])
+def test_advantages_that_an_environment_made_wrong_are_nobodys(shaped: Case, own: list[float]) -> None:
+    """They would be learnt from: neither another number of them nor what is no number passes."""
+    claimed = [msgspec.structs.replace(one, advantage=None) for one in shaped.group.trajectories]
+    claimed = [msgspec.structs.replace(one, advantages=pack_floats([0.5, 0.5])) for one in claimed]
+    shaped.environment = Wrong(pack_floats(own))
+    with pytest.raises(RemoteError) as caught:
+        shaped.replay_group(claimed)
+    assert caught.value.code is Code.ADVANTAGES
+    shaped.environment = Wrong(pack_floats([0.5, 0.5]))
+    assert len(shaped.replay_group(claimed)) == len(claimed)
 
 
 def test_an_answer_that_was_truncated_is_seen_whatever_it_says_of_its_end(sort: Case) -> None:
