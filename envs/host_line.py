@@ -70,12 +70,11 @@ class Line:
         while True:
             if not self._read():
                 os._exit(0)
-            for _ in range(len(self._waiting)):
-                message = self._waiting.popleft()
+            for place, message in enumerate(self._waiting):
                 if isinstance(message, Reply):
+                    del self._waiting[place]  # the others stay in order: a Cancel behind its Collect
                     self._look_again()
                     return message
-                self._waiting.append(message)
 
     def _asked_elsewhere(self, question: Question) -> Reply:
         async def asked() -> Reply:

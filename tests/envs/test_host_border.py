@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from nous_node.envs.environment import EnvironmentInfo, Message, Piece, PolicySettings, Task, Tool
 from nous_node.envs.errors import CannotStart, EnvError, EnvironmentFailed
-from nous_node.envs.host_messages import Describe, Make
+from nous_node.envs.framing import framed
+from nous_node.envs.host_line import Line
+from nous_node.envs.host_messages import Cancel, Describe, Encode, Ids, Make, ToHost
 from nous_node.envs.host_process import HostProcess
 from nous_node.envs.remote import RemoteHeldOut
 
@@ -104,3 +108,25 @@ def test_a_group_that_asks_without_end_is_given_up(
 
     with pytest.raises(EnvironmentFailed, match=sentence):
         asyncio.run(main())
+
+
+# --- the host's own end ---
+
+
+def test_what_comes_around_an_answer_keeps_its_order() -> None:
+    """Else a group is cancelled before it begins, and then begins with nobody to wait for it."""
+    reader, to_host = os.pipe()
+    from_host, writer = os.pipe()
+    around: list[ToHost] = [Cancel(number) for number in range(6)]
+    messages: list[ToHost] = [*around[:3], Ids([7]), *around[3:]]
+    os.write(to_host, b"".join(framed(msgspec.msgpack.encode(one)) for one in messages))
+    heard: list[ToHost] = []
+    with asyncio.Runner() as runner:
+        line = Line(reader, writer)
+        line.serve(runner.get_loop(), heard.append)
+        assert line.ask(Encode(1, "x")) == Ids([7])
+        runner.run(asyncio.sleep(0))
+        runner.get_loop().remove_reader(reader)
+    assert heard == around
+    for descriptor in (reader, to_host, from_host, writer):
+        os.close(descriptor)
