@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -26,7 +28,7 @@ from nous_node.protocol.runs import Setting
 from .determinism import seeded
 from .environment import Environment, EnvironmentInfo, Policy, Score, Task, small_seed
 from .errors import BadConfig, EnvironmentFailed, UnknownEnvironment
-from .reasoning_gym_facts import DATASETS, DEPENDENCIES, EXECUTING, ITSELF, READING, REFUSED
+from .reasoning_gym_facts import CLOCKED, DATASETS, DEPENDENCIES, DRAWING, EXECUTING, ITSELF, READING, REFUSED
 from .single_turn import KEYS, collect, held_out_seed, read_wording, score_said
 
 NAME: Final = "reasoning-gym"
@@ -66,7 +68,7 @@ class ReasoningGym:
         return EnvironmentInfo(
             id=f"{NAME}/{member}",
             version=VERSION,
-            reproducible="exact",
+            reproducible="none" if member in CLOCKED else "exact",
             scorer="sandbox" if member in EXECUTING else "pure",
             network=False,
             max_turns=1,
@@ -88,10 +90,23 @@ class Puzzle:
     """Where it is from: its grader may look at the dataset's settings."""
     entry: dict[str, Any]
     """`question`, `answer` and `metadata`."""
+    draws: bool = False
+    """Whether its grader draws random numbers. Seeding costs more than most graders."""
 
     @property
     def question(self) -> str:
         return str(self.entry["question"])
+
+
+@dataclass(frozen=True)
+class Late:
+    """A puzzle that is made when it is first looked at."""
+
+    make: Callable[[], Puzzle]
+
+    @functools.cached_property
+    def puzzle(self) -> Puzzle:
+        return self.make()
 
 
 class Puzzles:
@@ -106,6 +121,7 @@ class Puzzles:
         self._maker, settings = MAKERS[member]
         self._settings = _Settings(member, settings, _curriculum(member, rest, CURRICULA), rest)
         self.levels = self._settings.levels
+        self._draws = member in DRAWING
         self._kept: dict[int, Any] | None = {} if member in READING else None
         self._check()
         _order_fonts()
@@ -113,33 +129,47 @@ class Puzzles:
     def task(self, seed: bytes, level: int) -> Task:
         """Raises EnvironmentFailed where the library finds no puzzle."""
         level = min(level, self.levels)
+        return Task(seed, level, self._puzzle(seed, level))
+
+    def held_out(self, count: int, level: int = 0) -> list[Task]:
+        """Tasks for evaluation: of seeds that no run assigns. Their puzzles are made when they are looked at:
+        some take seconds."""
+        seeds = [held_out_seed(self.info.id, index) for index in range(count)]
+        level = min(level, self.levels)
+        return [Task(seed, level, Late(partial(self._puzzle, seed, level))) for seed in seeds]
+
+    def prompt(self, task: Task) -> str:
+        """The question as a base model is asked."""
+        return self.wording.text(self._of(task).question, False)
+
+    def score(self, task: Task, answer: str, ended: bool) -> Score:
+        """`answer`: the whole reply; the answer is looked for in it as in training."""
+        return score_said(self.wording, answer, ended, partial(_mark, self._of(task)))
+
+    async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
+        """One turn each of `policy.group` samples."""
+        puzzle = self._of(task)
+        return await collect(policy, self.wording, puzzle.question, partial(_mark, puzzle))
+
+    def _of(self, task: Task) -> Puzzle:
+        match task.payload:
+            case Puzzle() as puzzle:
+                return puzzle
+            case Late() as late:
+                return late.puzzle
+            case _:
+                raise EnvironmentFailed("This task was not made by reasoning-gym.")
+
+    def _puzzle(self, seed: bytes, level: int) -> Puzzle:
         number = small_seed(seed)
         try:
             with seeded(number):
                 dataset = self._dataset(level, number)
-                puzzle = Puzzle(dataset, dataset[0])
+                return Puzzle(dataset, dataset[0], self._draws)
         except Exception as error:  # somebody else's code
             raise EnvironmentFailed(
                 f"{self.info.id} makes no task of this seed: {type(error).__name__}: {error}"
             ) from error
-        return Task(seed, level, puzzle)
-
-    def held_out(self, count: int, level: int = 0) -> list[Task]:
-        """Tasks for evaluation: of seeds that no run assigns."""
-        return [self.task(held_out_seed(self.info.id, index), level) for index in range(count)]
-
-    def prompt(self, task: Task) -> str:
-        """The question as a base model is asked."""
-        return self.wording.text(_puzzle(task).question, False)
-
-    def score(self, task: Task, answer: str, ended: bool) -> Score:
-        """`answer`: the whole reply; the answer is looked for in it as in training."""
-        return score_said(self.wording, answer, ended, partial(_mark, _puzzle(task)))
-
-    async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
-        """One turn each of `policy.group` samples."""
-        puzzle = _puzzle(task)
-        return await collect(policy, self.wording, puzzle.question, partial(_mark, puzzle))
 
     def _dataset(self, level: int, seed: int) -> Any:
         """The dataset of a seed: made anew, or one that took long to make with another seed in it."""
@@ -221,18 +251,10 @@ def _mark(puzzle: Puzzle, answer: str) -> Score:
     if len(answer) > MAX_ANSWER:
         return Score(0.0, {"too_long": 1.0})
     try:
-        with seeded(0):
+        with seeded(0) if puzzle.draws else nullcontext():
             reward = float(puzzle.dataset.score_answer(answer, puzzle.entry))
     except Exception:  # graders raise on text that they do not expect
         return Score(0.0, {"grader_failed": 1.0})
     if not -1e-9 <= reward <= 1.0 + 1e-9:  # also NaN
         return Score(0.0, {"grader_out_of_range": 1.0})
     return Score(min(max(reward, 0.0), 1.0), {"correct": float(reward >= FULL)})
-
-
-def _puzzle(task: Task) -> Puzzle:
-    match task.payload:
-        case Puzzle() as puzzle:
-            return puzzle
-        case _:
-            raise EnvironmentFailed("This task was not made by reasoning-gym.")

@@ -159,9 +159,24 @@ EXECUTING: Final = frozenset(
 )
 """Their scorers run what the policy wrote: `eval`, or sympy's parser, which is `eval` below."""
 
-READING: Final = frozenset({"arc_agi", "codeio", "figlet_font", "group_anagrams"})
-"""They read a large file when they are made, a quarter of a second to two seconds, and draw nothing then: one
-is kept, and only its seed changes."""
+DRAWING: Final = frozenset({"intermediate_integration", "simple_integration"})
+"""Their graders draw random numbers: sympy tries some to see whether an expression is zero."""
+
+READING: Final = frozenset(
+    {
+        "arc_agi",
+        "figlet_font",
+        "group_anagrams",
+        "rush_hour",
+        "spell_backward",
+        "word_ladder",
+    }
+)
+"""They read a large file when they are made, a twentieth of a second to two seconds, and draw nothing then:
+one is kept, and only its seed changes."""
+
+CLOCKED: Final = frozenset({"codeio"})
+"""Some of their answers come from the clock: nobody can make them again."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "complex_arithmetic": "its grader pays 1.0 for the answer nan to any question",

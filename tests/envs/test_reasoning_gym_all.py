@@ -1,0 +1,89 @@
+"""Every dataset of reasoning-gym in host processes of its own: equal in all of them, and no pay for nonsense.
+
+A few in `make test`; all with `make unit ARGS='-m slow -k reasoning_gym'`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nous_node.envs.environment import Score
+from nous_node.envs.reasoning_gym import ReasoningGym
+from nous_node.envs.reasoning_gym_facts import CLOCKED, DATASETS, EXECUTING, REFUSED
+from nous_node.envs.remote import close_all
+
+from .reasoning_gym_hosts import GARBAGE, GUESSED, NONSENSE_PAID, host, seen, tasks
+
+pytest.importorskip("reasoning_gym", reason="the extra `envs` is not installed")
+
+SAMPLE = ("chain_sum", "word_sorting", "string_insertion")
+"""One that computes, one with words, one that executes answers."""
+
+EXACT = [name for name in DATASETS if name not in REFUSED and name not in CLOCKED]
+SPEC = Path(__file__).parents[2] / "specs" / "envs" / "reasoning-gym.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hosts_end() -> Iterator[None]:
+    yield
+    close_all()
+
+
+def each(count: int) -> list[object]:
+    """Members with how many tasks to look at: the sample here, all where slow tests run."""
+    return [
+        pytest.param(
+            name, count, marks=() if name in SAMPLE else (pytest.mark.slow, pytest.mark.timeout(600))
+        )
+        for name in EXACT
+    ]
+
+
+@pytest.mark.parametrize(("member", "count"), each(4))
+def test_tasks_and_scores_are_equal_in_two_processes(member: str, count: int) -> None:
+    here, there = host(member, 0), host(member, 1)
+    for task in tasks(there, count + 3)[count:]:
+        there.prompt(task)
+    forward = [seen(here, task, GARBAGE) for task in tasks(here, count)]
+    backward = [seen(there, task, GARBAGE) for task in reversed(tasks(there, count))]
+    assert forward == backward[::-1]
+    assert len({prompt for prompt, _ in forward}) > 1
+
+
+@pytest.mark.parametrize(("member", "count"), each(12))
+def test_no_text_is_paid_that_answers_nothing(member: str, count: int) -> None:
+    environment = host(member, 0)
+    scores = [
+        environment.score_all(task, [(text, True) for text in GARBAGE]) for task in tasks(environment, count)
+    ]
+    for index, text in enumerate(GARBAGE):
+        paid = [one[index].reward for one in scores]
+        assert all(0.0 <= reward <= 1.0 for reward in paid)
+        if text not in GUESSED:
+            assert sum(paid) / count <= NONSENSE_PAID, f"{text[:40]!r} is paid {sum(paid) / count:.2f}"
+
+
+def test_a_grader_that_raises_is_named_through_the_host() -> None:
+    environment = host("prime_factorization", 0)
+    (task,) = tasks(environment, 1)
+    assert environment.score(task, "seven", True) == Score(
+        0.0, {"correct": 0.0, "score": 0.0, "format": 1.0, "grader_failed": 1.0}
+    )
+
+
+def test_at_least_95_datasets_are_offered_as_exact() -> None:
+    exact = [name for name in ReasoningGym.members() if ReasoningGym.facts(name).reproducible == "exact"]
+    assert exact == EXACT
+    assert len(exact) >= 95
+
+
+def test_the_spec_names_what_is_not_offered_and_what_executes() -> None:
+    text = SPEC.read_text()
+    assert set(re.findall(r"^\| `([a-z_0-9]+)` \| pays", text, re.MULTILINE)) == set(REFUSED)
+    executed = re.search(r"^The answer is executed by (.*)\.$", text, re.MULTILINE)
+    assert executed is not None
+    assert set(re.findall(r"`([a-z_0-9]+)`", executed[1])) == EXECUTING - set(REFUSED)
