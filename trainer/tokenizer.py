@@ -1,7 +1,6 @@
 """The tokenizer of a policy: text to ids and back. Plain text can never become a control token.
 
-Only `tokenizer.json` is read (a fast tokenizer: data, no code). A chat template may be there too; it is
-rendered by transformers in its sandbox.
+Only `tokenizer.json` is read (a fast tokenizer: data, no code). Conversations are the matter of `envs.chat`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class Tokenizer:
         self._backend.encode_special_tokens = True
         self._backend.no_padding()
         self._backend.no_truncation()
-        self._folder = folder
         self.eos_id, self.pad_id, self.vocab_size = eos_id, pad_id, vocab_size
 
     def encode(self, text: str) -> list[int]:
@@ -45,20 +43,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens spelled out; bytes that are no UTF-8 become U+FFFD."""
         return str(self._backend.decode(list(ids), skip_special_tokens=False))
-
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The ids of a conversation in the model's own template, up to where its answer begins.
-
-        `messages`: `{"role": ..., "content": ...}`. Control tokens spelled in a content are read as such by
-        the template's author's design: do not put hostile text there. Raises ModelError without a template.
-        """
-        from transformers import AutoTokenizer
-
-        chat = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
-        if chat.chat_template is None:
-            raise ModelError(f"The model in {self._folder} has no chat template; use text prompts with it.")
-        text = chat.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        return [int(i) for i in chat(text, add_special_tokens=False)["input_ids"]]
 
 
 def load_tokenizer(folder: Path, config: dict[str, object]) -> Tokenizer:

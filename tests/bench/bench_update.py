@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from smollm2 import smollm2_folder
+from smollm2 import chat_prompts, smollm2_folder
 
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
@@ -41,7 +41,7 @@ def make_groups(policy: Policy) -> list[Group]:
     records = []
     for n in range(PROMPTS):
         text = f"Compute {17 + n}+{25 * n + 11}. Reply with only the number."
-        prompt = policy.tokenizer.encode_chat([{"role": "user", "content": text}])
+        (prompt,) = chat_prompts([text])
         for _ in range(SAMPLES):
             tokens = np.concatenate([prompt, rng.integers(1000, 40000, TOKENS)]).astype(np.int64)
             records.append(Recorded(tokens, np.arange(len(tokens)) >= len(prompt), np.full(TOKENS, 0.5)))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from bench_loop import rollouts, tasks
+from smollm2 import chat_prompts
 
 from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import WEIGHTS_FILE, save_checkpoint
@@ -52,7 +53,7 @@ def sums(policy: Policy, seed: int) -> list[Group]:
     rng = random.Random(seed)
     pairs = [(rng.randint(2, 50), rng.randint(2, 50)) for _ in range(PROMPTS)]
     texts = [f"Compute {a}+{b}. Reply with only the number." for a, b in pairs]
-    prompts = [policy.tokenizer.encode_chat([{"role": "user", "content": text}]) for text in texts]
+    prompts = chat_prompts(texts)
     keys = [hashlib.sha256(f"{seed} {n}".encode()).digest() for n in range(PROMPTS * SAMPLES)]
     asked = [Request(prompts[n // SAMPLES], key, 0, TOKENS) for n, key in enumerate(keys)]
     answers = generate(policy, asked, 1.0, {policy.tokenizer.eos_id})

@@ -19,7 +19,7 @@ from errors_engines import SAMPLERS, quantize, recompute, sampling_as
 from errors_prompts import task_texts
 from errors_store import GROUP, Check, Rollouts, chunk_path, joined, load_check, load_rollouts, save
 from safetensors.torch import load_file, save_file
-from smollm2 import smollm2_folder
+from smollm2 import chat_prompts, smollm2_folder
 
 from nous_node.node.plan import DEFAULT_MODEL, EMBEDDED_MAX_TOKENS
 from nous_node.trainer.advantage import Baseline
@@ -59,10 +59,7 @@ class Model:
     def prompts(self, label: str, count: int, policy: Policy) -> list[list[int]]:
         """`count` token prompts of a set."""
         if self.name != "embedded":
-            return [
-                policy.tokenizer.encode_chat([{"role": "user", "content": text}])
-                for text in task_texts(label, count)
-            ]
+            return chat_prompts(task_texts(label, count))
         draw = np.random.default_rng(list(label.encode()))
         digits = ["".join(map(str, draw.integers(0, 10, 4 + number % 5))) for number in range(count)]
         return [policy.tokenizer.encode(f"sort {text}=") for text in digits]

@@ -186,18 +186,3 @@ def test_tensors_of_another_model_are_refused_and_nothing_is_touched(small_folde
 def test_ids_outside_the_vocabulary_are_refused(small_policy):
     with pytest.raises(RequestError, match="1500"):
         small_policy.check_tokens(0, 1500, 3)
-
-
-def test_a_model_without_a_chat_template_says_so(default_policy):
-    with pytest.raises(ModelError, match="no chat template"):
-        default_policy.tokenizer.encode_chat([{"role": "user", "content": "hello"}])
-
-
-def test_a_conversation_is_rendered_up_to_the_answer(folder):
-    template = (
-        "{% for m in messages %}<eos>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    )
-    shutil.copy(DEFAULT_FOLDER / "tokenizer_config.json", folder)
-    (folder / "chat_template.jinja").write_text(template)
-    ids = Policy.load(folder).tokenizer.encode_chat([{"role": "user", "content": "hi"}])
-    assert ids == [258, *b"hi>"]
