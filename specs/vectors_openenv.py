@@ -29,7 +29,7 @@ MANY = {"properties": {"value": {"type": ["string", "integer"]}}}
 
 
 def openenv() -> list[dict[str, Any]]:
-    return [*_fields(), *_actions(), *_words()]
+    return [*_fields(), *_actions(), *_words(), *_configs()]
 
 
 def _fields() -> list[dict[str, Any]]:
@@ -102,4 +102,29 @@ def _words() -> list[dict[str, Any]]:
             text=words(observation, shown),
         )
         for comment, observation, shown in rows
+    ]
+
+
+def _configs() -> list[dict[str, Any]]:
+    valid: list[tuple[str, dict[str, Any]]] = [
+        ("nothing", {}),
+        ("everything", {
+            "format": "chat", "system": "Be brief.", "template": "You see: {observation}", "action": "move",
+            "answer": "tags", "observation": ["text", "left"], "reward": "last", "max_turns": 256,
+            "reset.level": 3,
+        }),
+    ]  # fmt: skip
+    invalid: list[tuple[str, dict[str, Any]]] = [
+        ("an unknown key", {"rewards": "sum"}),
+        ("a template without an observation", {"template": "Go on."}),
+        ("a template with two", {"template": "{observation}{observation}"}),
+        ("another reward", {"reward": "mean"}),
+        ("no turns", {"max_turns": 0}),
+        ("too many turns", {"max_turns": 257}),
+        ("a field that is no name", {"observation": [1]}),
+        ("a seed", {"reset.seed": 1}),
+    ]
+    return [
+        *(case(comment, "OPE-1", "valid config", config=config) for comment, config in valid),
+        *(case(comment, "OPE-1", "invalid config", config=config) for comment, config in invalid),
     ]

@@ -230,8 +230,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "action?": {"anyOf": [OBJECT, {"const": None}], "description": "null: none"},
         "observation?": OBJECT,
         "shown?": TEXTS,
+        "config?": OBJECT,
     },
-    "packages": {"seed": HEX, "rows?": INT, "row?": INT, "start?": INT},
+    "packages": {
+        "seed?": HEX,
+        "rows?": INT,
+        "row?": INT,
+        "start?": INT,
+        "config?": OBJECT,
+        "settings?": OBJECT,
+    },
     "gymnasium": {
         "game?": TEXT,
         "place?": TEXT,

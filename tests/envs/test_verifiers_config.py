@@ -9,6 +9,8 @@ import pytest
 from nous_node.envs.errors import BadConfig, UnknownEnvironment
 from nous_node.envs.verifiers_v0 import VerifiersV0
 from nous_node.envs.verifiers_v0_config import Choices, read_choices
+from nous_node.envs.verifiers_v1 import Choices as TasksetChoices
+from nous_node.envs.verifiers_v1 import VerifiersV1, read_config
 from nous_node.protocol.runs import Setting
 
 
@@ -43,3 +45,41 @@ def test_our_settings_are_told_from_the_arguments_of_the_package() -> None:
 def test_settings_that_are_not_ours_are_refused(config: dict[str, Setting]) -> None:
     with pytest.raises(BadConfig, match=r"nous\."):
         read_choices(config)
+
+
+def test_settings_of_a_taskset_are_nested_by_dots() -> None:
+    config: dict[str, Setting] = {
+        "count": 3,
+        "task.bonus": 0.5,
+        "task.shelf.unit": "kg",
+        "nous.max_turns": 4,
+    }
+    assert read_config(config) == (
+        TasksetChoices(max_turns=4),
+        {"count": 3, "task": {"bonus": 0.5, "shelf": {"unit": "kg"}}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"nous.format": "chat"}, "ours are"),
+        ({"nous.tasks": 0}, "whole number"),
+        ({"nous.max_turns": True}, "whole number"),
+        ({"nous.max_turns": "4"}, "whole number"),
+        ({"id": "other"}, "leave it out"),
+        ({"task": 1, "task.bonus": 2}, "value of its own"),
+        ({"task.bonus": 2, "task": 1}, "set twice"),
+        ({"task..bonus": 2}, "no setting"),
+    ],
+)
+def test_settings_of_a_taskset_that_are_wrong_are_told(config: dict[str, Setting], told: str) -> None:
+    with pytest.raises(BadConfig, match=told):
+        read_config(config)
+
+
+def test_any_package_may_be_a_taskset() -> None:
+    info = VerifiersV1.facts("v1-recipes")
+    assert (info.id, info.distributions[-1]) == ("verifiers/v1-recipes", "v1-recipes")
+    with pytest.raises(UnknownEnvironment, match="no name of a package"):
+        VerifiersV1.facts("a.b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from nous_node.envs import (
     atropos_labels,
     gymnasium_text,
     gymnasium_words,
+    openenv,
     openenv_words,
     random_streams,
     single_turn,
     verifiers_v0,
+    verifiers_v0_config,
+    verifiers_v1,
 )
-from nous_node.envs.errors import EnvironmentFailed
+from nous_node.envs.errors import BadConfig, EnvironmentFailed
 
 Case = dict[str, Any]
 
@@ -60,6 +64,15 @@ def drive_game(case: Case) -> None:
 
 
 def drive_package(case: Case) -> None:
+    if "config" in case:
+        v0 = case["requires"] == ["VFR-1"]
+        read = verifiers_v0_config.read_choices if v0 else verifiers_v1.read_config
+        if "settings" in case:
+            assert read(case["config"])[1] == case["settings"]
+        else:
+            with pytest.raises(BadConfig):
+                read(case["config"])
+        return
     seed = bytes.fromhex(case["seed"])
     if "row" in case:
         assert verifiers_v0.row_of(seed, case["rows"]) == case["row"]
@@ -68,6 +81,10 @@ def drive_package(case: Case) -> None:
 
 
 def drive_openenv(case: Case) -> None:
+    if "config" in case:
+        with nullcontext() if "valid" in case["flags"] else pytest.raises(BadConfig):
+            openenv.read_settings({**case["config"], "server": "http://127.0.0.1:1"})
+        return
     if "observation" in case:
         assert openenv_words.words(case["observation"], case["shown"]) == case["text"]
         return
