@@ -10,6 +10,7 @@ those that are called like one of ours.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, NamedTuple
@@ -18,16 +19,18 @@ from nous_node.protocol.errors import LocalError
 from nous_node.protocol.rollouts import Role, Trajectory
 from nous_node.protocol.runs import Setting
 
-from . import textarena_facts
 from .environment import Completion, Environment, EnvironmentInfo, Message, Policy, Task, small_seed
 from .errors import BadConfig, EnvironmentFailed, UnknownEnvironment
 from .session import Session, sample_all
-from .textarena_facts import GameFacts
-from .textarena_game import Game, check_options, prepare
+from .textarena_facts import GAMES, REFUSED, GameFacts
+from .textarena_game import LOSS, Game, check_options, prepare
 
 NAME: Final = "textarena"
 VERSION: Final = "1"
 SEED_BYTES: Final = 32
+
+NEWER: Final = (3, 12)
+"""The Python that some games need: before it an f-string could not hold its own quotes."""
 
 OURS: Final = ("players", "max_turns", "turn_tokens")
 """Config keys of this adapter; every other key is a parameter of the game's class."""
@@ -48,8 +51,8 @@ class TextArena:
 
     @classmethod
     def members(cls) -> Sequence[str]:
-        """All games that run without a network, sorted."""
-        return sorted(textarena_facts.GAMES)
+        """All games that run here without a network, sorted."""
+        return sorted(member for member, game in GAMES.items() if _runs(game))
 
     @classmethod
     def facts(cls, member: str) -> EnvironmentInfo:
@@ -62,7 +65,7 @@ class TextArena:
             scorer="pure",
             network=False,
             max_turns=game.turns,
-            agents=game.players,
+            agents=game.least,
             distributions=("textarena",),
             description=_described(game),
         )
@@ -74,7 +77,7 @@ class TextArena:
         game = _found(member)
         rules = Rules(
             member,
-            _players(member, game, config.get("players", game.players)),
+            _players(member, game, config.get("players", game.least)),
             _whole("max_turns", config.get("max_turns", game.turns), game.turns),
             None if "turn_tokens" not in config else _whole("turn_tokens", config["turn_tokens"], 1 << 20),
             {key.removeprefix(PREFIX): value for key, value in config.items() if key not in OURS},
@@ -115,12 +118,13 @@ class SelfPlay:
     async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
         """`policy.group` games of the same beginning: a trajectory for each player that moved, in the order
         of first moves. Raises EnvironmentFailed where nobody has room for a first move."""
-        seed = small_seed(task.seed)
+        rules = self.rules
+        game = Game(rules.member, rules.options, rules.players, small_seed(task.seed))
         seats: list[_Seat] = []
-        tables = [_Table(self.rules, policy, seed, seats) for _ in range(policy.group)]
+        tables = [_Table(rules, policy, game.copy(), seats) for _ in range(policy.group)]
         while turns := [(table, seat) for table in tables if (seat := table.next()) is not None]:
             sessions = [seat.session for _, seat in turns]
-            completions = await sample_all(policy, sessions, self.rules.turn_tokens)
+            completions = await sample_all(policy, sessions, rules.turn_tokens)
             for (table, seat), completion in zip(turns, completions, strict=True):
                 table.play(seat, completion)
         for table in tables:
@@ -146,7 +150,7 @@ class _Seat:
 class _Table:
     """One sample: a game and its players."""
 
-    def __init__(self, rules: Rules, policy: Policy, seed: int, seats: list[_Seat]) -> None:
+    def __init__(self, rules: Rules, policy: Policy, game: Game, seats: list[_Seat]) -> None:
         self._rules = rules
         self._policy = policy
         self._seats = seats
@@ -154,7 +158,7 @@ class _Table:
         self._silent: set[int] = set()
         """Players without room for another turn."""
         self._turns = dict.fromkeys(range(rules.players), 0)
-        self._game = Game(rules.member, rules.options, rules.players, seed)
+        self._game = game
         self._stopped = False
 
     def next(self) -> _Seat | None:
@@ -184,8 +188,7 @@ class _Table:
         """Rewards and components of all players that moved."""
         game = self._game
         for player, seat in self._mine.items():
-            reward = 0.0 if self._stopped else game.rewards[player]
-            seat.reward = reward
+            reward = seat.reward = self._broken_off(player) if self._stopped else game.rewards[player]
             seat.components = {
                 "win": float(reward >= 1.0),
                 "loss": float(reward < 0.0),
@@ -195,11 +198,14 @@ class _Table:
                 "unfinished": float(self._stopped),
             }
 
+    def _broken_off(self, player: int) -> float:
+        """Nothing for anybody; whoever has talked away its room has lost, or that would be a way out."""
+        return LOSS if player in self._silent else 0.0
+
     def _said(self, tokens: Sequence[int]) -> str:
         chat = self._policy.chat
-        if chat is not None:
-            return chat.parse(tokens).content
-        return self._policy.tokenizer.decode(tokens[:-1]).strip()
+        text = self._policy.tokenizer.decode(tokens[:-1]) if chat is None else chat.parse(tokens).content
+        return text.strip()
 
     def _seated(self, player: int, heard: str) -> _Seat | None:
         """A player with new text and room for a turn, or None. Only a player that moves is counted."""
@@ -226,16 +232,20 @@ class _Table:
 
 
 def _found(member: str) -> GameFacts:
-    game = textarena_facts.GAMES.get(member)
-    if game is not None:
+    game = GAMES.get(member)
+    if game is not None and _runs(game):
         return game
-    reason = textarena_facts.refusal(member)
-    if reason is None:
-        raise UnknownEnvironment(
-            f"textarena has no game {member!r}. `nous-node env list` has all of them; their names end "
-            "in -raw."
-        )
-    raise UnknownEnvironment(f"textarena/{member} is not offered: {reason}")
+    if game is not None:
+        raise UnknownEnvironment(f"textarena/{member} needs Python 3.12: textarena's source of it does.")
+    if member in REFUSED:
+        raise UnknownEnvironment(f"textarena/{member} is not offered: {REFUSED[member]}")
+    raise UnknownEnvironment(
+        f"textarena has no game {member[:64]!r}. `nous-node env list` has all of them; names end in -raw."
+    )
+
+
+def _runs(game: GameFacts) -> bool:
+    return not game.newer or sys.version_info >= NEWER
 
 
 def _described(game: GameFacts) -> str:

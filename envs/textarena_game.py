@@ -16,13 +16,18 @@ import copy
 import importlib
 import inspect
 import io
+import math
 from collections.abc import Iterator, Mapping
+from numbers import Real
 from typing import Any, Final
 
 from nous_node.protocol.runs import Setting
 
 from .determinism import Rng
 from .errors import BadConfig, BrokenEnvironment, EnvironmentFailed
+
+LOSS: Final = -1.0
+"""What textarena's games give whoever loses."""
 
 LIBRARY: Final = "textarena"
 
@@ -59,6 +64,10 @@ class Game:
                 f"{type(error).__name__}: {error}. Take other settings."
             ) from error
 
+    def copy(self) -> Game:
+        """The same game at the same point, to be played apart from this one."""
+        return copy.deepcopy(self)
+
     def hear(self) -> str:
         """What the player whose move it is was told since its last move: a line a message, its own moves left
         out. Asked once a turn."""
@@ -69,7 +78,7 @@ class Game:
                 lines = [
                     f"[{_name(names, sender)}] {text}"
                     for sender, text, kind in told
-                    if sender != self.player or kind.name != "PLAYER_ACTION"
+                    if _is_news(self.player, sender, text, kind)
                 ]
         except Exception:  # somebody else's code
             self._crash()
@@ -97,8 +106,7 @@ class Game:
     def _end(self) -> None:
         with self._alone():
             rewards, facts = self._env.close()
-        given = {int(player): float(reward) for player, reward in (rewards or {}).items()}
-        self.rewards = {player: given.get(player, 0.0) for player in range(self.players)}
+        self.rewards = {player: _number((rewards or {}).get(player, 0.0)) for player in range(self.players)}
         self.invalid = frozenset(
             player for player in range(self.players) if facts.get(player, {}).get("invalid_move")
         )
@@ -108,7 +116,7 @@ class Game:
         """A game that raises is lost for whoever moved, and nothing for the others."""
         self.over = True
         self.crashed = self.player
-        self.rewards = dict.fromkeys(range(self.players), 0.0) | {self.player: -1.0}
+        self.rewards = dict.fromkeys(range(self.players), 0.0) | {self.player: LOSS}
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -140,6 +148,21 @@ def _maker(member: str) -> tuple[type[Any], dict[str, Any]]:
 def _made(member: str, options: Mapping[str, Setting]) -> Any:
     maker, preset = _maker(member)
     return maker(**{**preset, **options})
+
+
+def _is_news(player: int, sender: object, text: object, kind: Any) -> bool:
+    """Whether something told is more than the echo of a player's own move. Three games echo it with the
+    arguments in the wrong order."""
+    if not isinstance(sender, int) or not isinstance(text, str):
+        return False
+    return sender != player or kind.name != "PLAYER_ACTION"
+
+
+def _number(reward: object) -> float:
+    """A reward. Four games give a sentence for an invalid move, and mean a loss."""
+    if not isinstance(reward, Real) or not math.isfinite(reward):
+        return LOSS
+    return float(reward)
 
 
 def _name(names: Mapping[int, str], sender: int) -> str:
