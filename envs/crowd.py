@@ -20,10 +20,14 @@ LOOK_S: Final = 0.2
 """A child starts some thousand threads in it: what the machine can bear."""
 
 
+OWN: Final = 4
+"""Tasks that are bubblewrap's, one of them outside of what the kernel counts."""
+
+
 class Crowd:
     """Ends the children with more than `limit` tasks. One thread looks, as long as there are children."""
 
-    def __init__(self, limit: int = MAX_TASKS, every: float = LOOK_S) -> None:
+    def __init__(self, limit: int = MAX_TASKS + OWN, every: float = LOOK_S) -> None:
         self._limit = limit
         self._every = every
         self._lock = threading.Lock()

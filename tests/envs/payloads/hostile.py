@@ -191,11 +191,11 @@ def disk(where: str) -> str:
     written = 0
     try:
         for number in range(1024):
-            with Path(where, f"{number}").open("wb", buffering=0) as file:
+            with Path(where, f"bomb-{number}").open("wb", buffering=0) as file:
                 written += file.write(bytes(MEBIBYTE))
     except OSError:
-        for file_ in Path(where).iterdir():
-            file_.unlink()
+        for one in Path(where).glob("bomb-*"):
+            one.unlink()
     return str(written // MEBIBYTE)
 
 
