@@ -82,9 +82,9 @@ class Ledger:
             task.cancel()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Completions from memory or from the policy. Raises EnvironmentFailed where something is asked for
-        that no trajectory may have, and whatever the policy raises."""
-        logs = [self._admitted(request) for request in requests]
+        """Completions from memory or from the policy. Raises what `admit` raises, and whatever the policy
+        does."""
+        logs = self.admit(requests)
         try:
             completions = await self._found(requests)
         finally:
@@ -95,6 +95,11 @@ class Ledger:
             log.logprobs += completion.logprobs
             log.finish = completion.finish
         return completions
+
+    def admit(self, requests: Sequence[GenerateRequest]) -> list[_Log]:
+        """The trajectories that these are for, which wait from now on. Raises EnvironmentFailed where
+        something is asked for that no trajectory may have."""
+        return [self._admitted(request) for request in requests]
 
     async def _found(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         keys = [_key(request) for request in requests]

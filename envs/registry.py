@@ -114,9 +114,14 @@ def version_of(info: EnvironmentInfo, config: Mapping[str, Setting], releases: M
     """The adapter's version alone, or with a hash where distributions decide as well. [EVM-2]"""
     if not releases:
         return info.version
-    facts = {"config": dict(config), "distributions": dict(releases), "id": info.id, "version": info.version}
-    digest = hashlib.sha256(DOMAIN_ENVIRONMENT + encode(facts)).hexdigest()
+    digest = hashlib.sha256(DOMAIN_ENVIRONMENT + material(info, config, releases)).hexdigest()
     return f"{info.version}-{digest[:_DIGITS]}"
+
+
+def material(info: EnvironmentInfo, config: Mapping[str, Setting], releases: Mapping[str, str]) -> bytes:
+    """What the hash in a version is of, behind its domain. [EVM-2]"""
+    facts = {"config": dict(config), "distributions": dict(releases), "id": info.id, "version": info.version}
+    return encode(facts)
 
 
 def make(name: str, config: Mapping[str, Setting], access: Access = NONE) -> Environment:
@@ -160,12 +165,18 @@ def make_entry(entry: EnvironmentEntry, access: Access = NONE) -> Environment:
     return make(entry.id, entry.config, access)
 
 
+def split(name: str) -> tuple[str, str]:
+    """Family and member of an id; an environment by itself has no member. [EVM-1]"""
+    head, _, member = name.partition("/")
+    return head, member
+
+
 # --- finding -----------------------------------------------------------------------------------------
 
 
 def _find(name: str) -> _Found:
     """Raises UnknownEnvironment, BrokenEnvironment; imports nothing of a third party."""
-    head, _, member = name.partition("/")
+    head, member = split(name)
     points = _installed().get(name)
     if points is not None:
         member = ""

@@ -19,8 +19,10 @@ import vectors_content
 import vectors_deltas
 import vectors_encoding
 import vectors_envelopes
+import vectors_environments
 import vectors_equivocations
 import vectors_gossip
+import vectors_handouts
 import vectors_introductions
 import vectors_model
 import vectors_openenv
@@ -94,6 +96,13 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "proofs": ("Proof files: chapter 10.", vectors_proofs.proofs),
     "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
+    "versions": ("Versions of environments: chapter 13.", vectors_environments.versions),
+    "facts": ("Ids of environments, and what may be in a run: chapter 13.", vectors_environments.facts),
+    "handouts": (
+        "What is asked of a policy and what comes back (trajectories: msgpack): chapter 13.",
+        vectors_handouts.handouts,
+    ),
+    "seeds": ("Small seeds and held-out seeds: chapter 13.", vectors_environments.seeds),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "chat": ("Conversations in tokens, refused templates, answers: envs/chat.", vectors_chat.chat),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),

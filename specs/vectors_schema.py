@@ -22,6 +22,32 @@ OBJECTS = {"type": "array", "items": OBJECT}
 FIGURE = {"anyOf": [NUMBER, {"const": None}], "description": "null: no number"}
 
 FIELDS: dict[str, dict[str, Any]] = {
+    "versions": {
+        "id": TEXT,
+        "own": TEXT,
+        "config": OBJECT,
+        "distributions": OBJECT,
+        "material": HEX,
+        "version": TEXT,
+    },
+    "facts": {
+        "id?": TEXT,
+        "family?": TEXT,
+        "member?": TEXT,
+        "reproducible?": TEXT,
+        "scorer?": TEXT,
+        "verifiable?": BOOL,
+    },
+    "handouts": {
+        "group": INT,
+        "players": INT,
+        "max_tokens": INT,
+        "context": INT,
+        "asks": OBJECTS,
+        "trajectories?": HEX,
+        "refused": BOOL,
+    },
+    "seeds": {"seed": HEX, "small": INT, "id?": TEXT, "index?": INT},
     "encoding": {"bytes": BYTES, "value?": VALUE, "limit?": INT, "code?": CODE},
     "identities": {"seed": HEX, "key": HEX, "peer_id": TEXT},
     "signatures": {"key": HEX, "message": HEX, "signature": HEX, "code?": CODE},

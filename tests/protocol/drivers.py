@@ -37,7 +37,17 @@ from nous_node.protocol.structure import check_structure
 from nous_node.trainer.tokenizer import Tokenizer
 
 from .chat_driver import drive_chat
-from .env_drivers import drive_atropos, drive_game, drive_openenv, drive_package, drive_question
+from .env_drivers import (
+    drive_atropos,
+    drive_facts,
+    drive_game,
+    drive_handout,
+    drive_openenv,
+    drive_package,
+    drive_question,
+    drive_seed,
+    drive_version,
+)
 
 DEFAULT_MODEL = Path(str(files("nous_node.trainer"))) / "default"
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
@@ -357,6 +367,10 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "runs": drive_run,
     "invites": drive_invite,
     "tasks": drive_task,
+    "versions": drive_version,
+    "facts": drive_facts,
+    "seeds": drive_seed,
+    "handouts": drive_handout,
     "uniforms": drive_uniforms,
     "choices": drive_choice,
     "distances": drive_distance,

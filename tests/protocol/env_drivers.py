@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import pytest
 
 from nous_node.envs import (
@@ -15,12 +17,18 @@ from nous_node.envs import (
     openenv,
     openenv_words,
     random_streams,
+    registry,
     single_turn,
     verifiers_v0,
     verifiers_v0_config,
     verifiers_v1,
 )
+from nous_node.envs.distributions import normal
+from nous_node.envs.environment import Completion, EnvironmentInfo, GenerateRequest, small_seed
 from nous_node.envs.errors import BadConfig, EnvironmentFailed
+from nous_node.envs.ledger import Ledger
+from nous_node.node.evaluation import held_out_seed
+from nous_node.protocol.rollouts import Trajectory
 
 Case = dict[str, Any]
 
@@ -93,3 +101,63 @@ def drive_openenv(case: Case) -> None:
         assert openenv_words.action_of(case["answer"], field) == case["action"]
     else:
         assert (field.name, field.takes_text) == (case["field"], case["text"])
+
+
+def drive_version(case: Case) -> None:
+    info = EnvironmentInfo(case["id"], case["own"], "exact", "pure", False, 1, 1)
+    pinned = {normal(name): release for name, release in case["distributions"].items()}
+    assert registry.version_of(info, case["config"], pinned) == case["version"]
+    if pinned:
+        assert registry.material(info, case["config"], pinned) == bytes.fromhex(case["material"])
+
+
+def drive_facts(case: Case) -> None:
+    if "id" in case:
+        assert registry.split(case["id"]) == (case["family"], case["member"])
+        return
+    info = EnvironmentInfo("x", "1", case["reproducible"], case["scorer"], False, 1, 1)
+    assert info.verifiable is case["verifiable"]
+
+
+def drive_seed(case: Case) -> None:
+    seed = bytes.fromhex(case["seed"])
+    assert small_seed(seed) == case["small"]
+    if "id" in case:
+        assert held_out_seed(case["id"], case["index"]) == seed
+
+
+class Told:
+    """A policy that answers what a case says."""
+
+    tokenizer: Any = None
+    chat = None
+    logprob_format: Final = "f32"
+
+    def __init__(self, case: Case) -> None:
+        self.group, self.max_tokens, self.context = case["group"], case["max_tokens"], case["context"]
+        self.answers = [one["answer"] for one in case["asks"] if "answer" in one]
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        answers, self.answers = self.answers[: len(requests)], self.answers[len(requests) :]
+        return [Completion(**one) for one in answers]
+
+
+def drive_handout(case: Case) -> None:
+    if not case["refused"]:
+        asyncio.run(handed_out(case))
+        return
+    with pytest.raises(EnvironmentFailed):
+        asyncio.run(handed_out(case))
+
+
+async def handed_out(case: Case) -> None:
+    ledger = Ledger(Told(case), case["players"])
+    for one in case["asks"]:
+        request = GenerateRequest(one["tokens"], one["trajectory"], one["start"], one["max_tokens"])
+        if "answer" in one:
+            await ledger.generate([request])
+        else:
+            ledger.admit([request])
+    if "trajectories" in case:
+        packed = bytes.fromhex(case["trajectories"])
+        ledger.check(msgspec.msgpack.decode(packed, type=list[Trajectory]))

@@ -73,7 +73,9 @@ def test_kinds_and_domains_are_those_assigned() -> None:
     assert {domain.rstrip(b"\0").decode() for domain in ours} == {
         domain
         for domain in domains
-        if not domain.startswith(("nous/sort-digits", "nous/proof", "nous/held-out", "nous/streams"))
+        if not domain.startswith(
+            ("nous/sort-digits", "nous/proof", "nous/env/", "nous/held-out", "nous/streams")
+        )
     }
 
 
