@@ -11,8 +11,10 @@ Shape suffixes: B rows, L columns, N trained tokens, R segments of a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -258,19 +260,24 @@ def _split(family: list[_Member], costs: _Costs) -> Iterator[_Row]:
 
 
 def _together(family: list[_Member], costs: _Costs) -> int:
-    """How many of the first members share a row: all that fit SHARED_COLUMNS, or more where each is then
-    cheaper."""
+    """How many of the first members share a row: all that fit SHARED_COLUMNS, or more where rows of so many
+    make the family cheaper."""
     first = family[0]
-    count, length = 1, first.end
-    least = costs.row(length, first.tree is not None)
-    for number, member in enumerate(family[1:], start=2):
-        length += member.end - first.prefix
-        if not costs.fits(length, first.end):
+    more = [member.end - first.prefix for member in family]
+    lengths = [0, *(first.prefix + length for length in accumulate(more))]
+
+    def row(count: int) -> float:
+        return costs.row(lengths[count], masked=count > 1 or first.tree is not None)
+
+    together, least = 1, math.inf
+    for count in range(1, len(lengths)):
+        if not costs.fits(lengths[count], first.end):
             break
-        each = costs.row(length, masked=True) / number
-        if length <= SHARED_COLUMNS or each < least:
-            count, least = number, each
-    return count
+        rows, rest = divmod(len(family), count)
+        total = rows * row(count) + row(rest)
+        if lengths[count] <= SHARED_COLUMNS or total < least:
+            together, least = count, total
+    return together
 
 
 def _parts(rows: list[_Row], token_budget: int, logit_budget: int) -> Iterator[list[_Row]]:
