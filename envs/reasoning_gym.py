@@ -120,10 +120,10 @@ class Puzzles:
         self.wording, rest = read_wording(config)
         self._maker, settings = MAKERS[member]
         self._settings = _Settings(member, settings, _curriculum(member, rest, CURRICULA), rest)
-        self.levels = self._settings.levels
+        self.levels = self._fitting()
         self._draws = member in DRAWING
         self._kept: dict[int, Any] | None = {} if member in READING else None
-        self._check()
+        self._recent: tuple[bytes, int, Puzzle] | None = None
         _order_fonts()
 
     def task(self, seed: bytes, level: int) -> Task:
@@ -161,6 +161,12 @@ class Puzzles:
                 raise EnvironmentFailed("This task was not made by reasoning-gym.")
 
     def _puzzle(self, seed: bytes, level: int) -> Puzzle:
+        """Made, unless it was the last one: answers to a task are often scored one after the other."""
+        if self._recent is None or self._recent[:2] != (seed, level):
+            self._recent = (seed, level, self._made(seed, level))
+        return self._recent[2]
+
+    def _made(self, seed: bytes, level: int) -> Puzzle:
         number = small_seed(seed)
         try:
             with seeded(number):
@@ -182,13 +188,18 @@ class Puzzles:
         dataset.config, dataset.seed = config, seed
         return dataset
 
-    def _check(self) -> None:
-        """A config that the library does not take fails when the environment is made, not at a task."""
-        for level in range(self.levels + 1):
+    def _fitting(self) -> int:
+        """The highest level up to which the library takes its settings: some curricula go further than their
+        own datasets. Settings that do not fit level 0 fail here, not at a task. [RGY-3]"""
+        for level in range(self._settings.levels + 1):
             try:
-                self._settings.at(level, 0).validate()
+                settings = self._settings.at(level, 0)
+                getattr(settings, "validate", bool)()
             except Exception as error:  # its validators assert
+                if level > 0:
+                    return level - 1
                 raise BadConfig(f"{self.info.id} does not take these settings: {error}") from error
+        return self._settings.levels
 
 
 class _Settings:

@@ -45,6 +45,9 @@ GARBAGE = (
 )
 """No answer to anything, except by accident."""
 
+HANGING = frozenset({"1e999999", "7" * 10_000})
+"""What an executing grader takes minutes for; deadlines have tests of their own."""
+
 NONSENSE_PAID = 0.2
 """Most that a text which answers nothing may be paid on average: graders pay a little for the right form."""
 

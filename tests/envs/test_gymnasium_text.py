@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nous_node.envs.environment import Completion, GenerateRequest, Message, Piece, PolicySettings, Tool
+from nous_node.envs.environment import Completion, GenerateRequest, PolicySettings
 from nous_node.envs.errors import BadConfig, EnvironmentFailed, UnknownEnvironment
 from nous_node.envs.gymnasium_text import MAX_ILLEGAL, Games, Gymnasium, read_action
 from nous_node.envs.gymnasium_words import GAMES
@@ -21,28 +21,12 @@ from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import Role, RolloutGroup, Trajectory, unpack_floats, unpack_tokens
 from nous_node.protocol.runs import Setting
 
+from .markdown_chat import Markdown
+
 pytest.importorskip("gymnasium", reason="the extra `envs` is not installed")
 
 SEED = bytes(range(32))
 Grouped = Callable[[list[Trajectory]], RolloutGroup]
-
-
-class Markdown:
-    """A conversation format: a heading a message; a turn ends with an end of sample."""
-
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Piece]:
-        told = "".join(f"# {one.role}\n{one.content}\n" for one in messages)
-        return [Piece(Role.USER, list(told.encode())), Piece(Role.ASSISTANT, list(b"# assistant\n"))]
-
-    def extend(
-        self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] = ()
-    ) -> list[Piece]:
-        closed = [] if tokens[-1] == 258 else [Piece(Role.ASSISTANT, [258])]
-        return [*closed, *self.prompt(messages, tools)]
-
-    def parse(self, tokens: Sequence[int]) -> Message:
-        said = bytes(token for token in tokens if token < 256)
-        return Message("assistant", said.decode("utf-8", "replace"))
 
 
 class Plays:
@@ -127,7 +111,7 @@ def test_a_chat_model_plays_in_its_own_format(roomy: PolicySettings) -> None:
     environment = made("FrozenLake-v1", is_slippery=False, system="Play well.")
     (trajectory,) = played(environment, Plays(chatty(roomy), [["I go\nright", "down"]]))
     roles = [segment.role for segment in trajectory.segments]
-    assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.USER, Role.ASSISTANT, Role.ASSISTANT]
+    assert roles == [Role.SYSTEM, *[Role.USER, Role.ASSISTANT, Role.ASSISTANT] * 2]
     text = roomy.tokenizer.decode(unpack_tokens(trajectory.tokens))
     assert text.startswith("# system\nPlay well.\n# user\nYou cross a frozen lake.")
     assert trajectory.components["steps"] == 2.0

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from nous_node.envs.environment import HeldOut, Policy, PolicySettings, small_seed
+from nous_node.envs.environment import Chat, HeldOut, Policy, PolicySettings, small_seed
 from nous_node.envs.errors import BadConfig, UnknownEnvironment
 from nous_node.envs.reasoning_gym import MAX_ANSWER, Puzzle, Puzzles, ReasoningGym
 from nous_node.envs.reasoning_gym_facts import DATASETS, DEPENDENCIES, EXECUTING, READING, REFUSED
@@ -23,6 +23,8 @@ from nous_node.envs.replay import replay
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import RolloutGroup, Trajectory
 from nous_node.protocol.runs import Setting
+
+from .markdown_chat import Markdown
 
 pytest.importorskip("reasoning_gym", reason="the extra `envs` is not installed")
 
@@ -164,7 +166,7 @@ def test_an_answer_beyond_all_size_is_not_graded() -> None:
 
 
 @given(answer=st.text(max_size=200))
-@examples(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(deadline=None, max_examples=25)
 @pytest.mark.parametrize("member", QUICK)
 def test_any_text_gets_a_reward_between_0_and_1(member: str, answer: str) -> None:
     environment = _KEPT.setdefault(member, made(member, answer="whole"))
@@ -176,14 +178,16 @@ def test_any_text_gets_a_reward_between_0_and_1(member: str, answer: str) -> Non
 _KEPT: dict[str, Puzzles] = {}
 
 
+@pytest.mark.parametrize("chat", [None, Markdown()], ids=["base", "chat"])
 @pytest.mark.parametrize("member", ["chain_sum", "knights_knaves"])
 def test_a_group_replays_to_its_rewards(
     member: str,
+    chat: Chat | None,
     policy: Policy,
     settings: PolicySettings,
     group_of: Callable[[list[Trajectory]], RolloutGroup],
 ) -> None:
-    roomy = PolicySettings(settings.tokenizer, 4, 12, 4_096, settings.stop)
+    roomy = PolicySettings(settings.tokenizer, 4, 12, 4_096, settings.stop, chat=chat)
     environment = made(member, answer="whole")
     task = environment.task(SEED, 0)
     trajectories = asyncio.run(environment.collect_trajectories(task, type(policy)(roomy)))  # type: ignore[call-arg]
@@ -235,6 +239,20 @@ def test_a_curriculum_has_levels_and_the_configs_settings_stay() -> None:
     assert environment.prompt(environment.task(SEED, 1_000)) == environment.prompt(top)
     with pytest.raises(BadConfig, match="has no curriculum"):
         made("gsm_symbolic", curriculum=True)
+
+
+def test_a_curriculum_ends_where_the_dataset_refuses_it() -> None:
+    environment = made("caesar_cipher", curriculum=True)
+    assert environment.levels == 1
+    assert environment.prompt(environment.task(SEED, 1))
+    with pytest.raises(BadConfig, match="min_nodes"):
+        made("knight_swap", curriculum=True)
+
+
+@pytest.mark.parametrize("member", ["power_function", "tsumego"])
+def test_a_dataset_without_a_validator_can_be_made(member: str) -> None:
+    environment = made(member)
+    assert environment.prompt(environment.task(SEED, 0))
 
 
 def test_held_out_tasks_are_fixed_and_distinct() -> None:

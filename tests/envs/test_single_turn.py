@@ -10,30 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nous_node.envs.environment import Chat, Completion, Message, Piece, Policy, PolicySettings, Score, Tool
+from nous_node.envs.environment import Chat, Completion, Policy, PolicySettings, Score
 from nous_node.envs.errors import BadConfig, EnvironmentFailed
 from nous_node.envs.single_turn import Wording, collect, held_out_seed, read_wording, score_said
 from nous_node.protocol.rollouts import Role, Trajectory, unpack_tokens
 from nous_node.protocol.runs import Setting
 
-
-class Markdown:
-    """A conversation format: a heading a message, thinking between dashes."""
-
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Piece]:
-        roles = {"system": Role.SYSTEM, "user": Role.USER}
-        told = [Piece(roles[one.role], list(f"# {one.role}\n{one.content}\n".encode())) for one in messages]
-        return [*told, Piece(Role.ASSISTANT, list(b"# assistant\n"))]
-
-    def extend(
-        self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] = ()
-    ) -> list[Piece]:
-        return self.prompt(messages, tools)
-
-    def parse(self, tokens: Sequence[int]) -> Message:
-        said = bytes(token for token in tokens if token < 256).decode("utf-8", "replace")
-        thought, dashes, rest = said.partition("---")
-        return Message("assistant", rest, reasoning=thought) if dashes else Message("assistant", said)
+from .markdown_chat import Markdown
 
 
 class Says:
