@@ -351,7 +351,12 @@ def _exited(process: subprocess.Popen[bytes]) -> bool:
     """Whether it has ended. Its number stays taken, so that its group can still be signalled."""
     if process.returncode is not None:
         return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else in this process took note of it
+        return True
 
 
 def _unblocked(pipe: IO[bytes] | None) -> int:

@@ -9,6 +9,7 @@ This file imports nothing but the standard library: it runs in other interpreter
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import runpy
@@ -25,6 +26,7 @@ MAX_TASKS = 256
 COUNTED_APART = (5, 14)
 """Since this Linux the tasks of a user are counted in each user namespace for itself. Before, all that the
 user runs would count against the child."""
+LINUX = sys.platform.startswith("linux")
 SET_PDEATHSIG = 1
 """prctl(2): the signal when the parent dies."""
 
@@ -52,14 +54,19 @@ def allowed(kind: int, wanted: int) -> int:
 
 def _limit(kind: int, wanted: int) -> None:
     limit = allowed(kind, wanted)
-    resource.setrlimit(kind, (limit, limit))
+    if LINUX:
+        resource.setrlimit(kind, (limit, limit))
+        return
+    with contextlib.suppress(OSError, ValueError):  # macOS has no limit of address space
+        resource.setrlimit(kind, (limit, limit))
 
 
 def die_with(parent: int) -> None:
     """Ends this process when `parent` ends, even by SIGKILL."""
-    import ctypes
+    if LINUX:  # elsewhere the end of the pipe has to do
+        import ctypes
 
-    ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         raise SystemExit(f"The parent {parent} is gone.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -167,6 +168,13 @@ def test_whatever_comes_is_a_message_or_the_end(
                 break
         else:
             raise AssertionError("A child that ended goes on to answer.")
+
+
+def test_a_child_whose_end_somebody_else_took_note_of_has_ended(child: Captive) -> None:
+    child.send(Order("leave", "0"))
+    os.waitpid(child.pid, 0)
+    assert not child.alive
+    assert "ended" in sentence(child, "echo")
 
 
 # --- in a loop ---
