@@ -7,6 +7,7 @@
             ├── BrokenEnvironment    it is installed and cannot be imported or made
             ├── BadConfig            a key or value of its config that it does not take
             ├── CannotStart          this machine cannot start the process that it would run in
+            ├── ChildEnded           its process ended, broke a rule, or was ended at a deadline; see `child`
             ├── BadChat              a model's conversation format that cannot be extended token by token
             └── EnvironmentFailed    it was running: it raised, hung, or broke the rules of a session
 

@@ -28,7 +28,7 @@ import nous_node.envs
 import nous_node.protocol
 
 from . import seccomp
-from .errors import BrokenEnvironment, EnvError
+from .errors import CannotStart
 from .limits import MAX_OPEN, allowed
 from .mounts import OURS, View, mounts
 
@@ -98,10 +98,10 @@ def unfiltered() -> str | None:
 def start(launch: Launch) -> subprocess.Popen[bytes]:
     """Starts it with pipes at stdin, stdout and stderr, as the leader of a process group.
 
-    Raises EnvError where there is no sandbox, and BrokenEnvironment where there is no interpreter.
+    Raises CannotStart where there is no sandbox, and BrokenEnvironment where there is no interpreter.
     """
     if launch.sandboxed and (problem := unavailable()) is not None:
-        raise EnvError(f"{problem} To run an environment without a sandbox, trust it: --trust-env NAME.")
+        raise CannotStart(f"{problem} To run an environment without a sandbox, trust it: --trust-env NAME.")
     return _starter().submit(_sandboxed if launch.sandboxed else _plain, launch).result()
 
 
@@ -167,7 +167,7 @@ def _popen(
             pass_fds=passed,
         )
     except OSError as error:
-        raise BrokenEnvironment(
+        raise CannotStart(
             f"{command[0]} cannot be started: {error.strerror}. Install it, or end other programs."
         ) from error
 

@@ -12,7 +12,7 @@ import pytest
 
 from nous_node.envs import sandbox
 from nous_node.envs.child import ChildEnded
-from nous_node.envs.errors import BrokenEnvironment, EnvError
+from nous_node.envs.errors import BrokenEnvironment, CannotStart
 from nous_node.envs.limits import MAX_OPEN
 from nous_node.envs.seccomp import program
 from nous_node.node.doctor import check_sandbox
@@ -65,7 +65,7 @@ def test_without_a_sandbox_nothing_is_started_and_the_reason_is_told(
 ) -> None:
     installed(script)
     assert sentence in str(sandbox.unavailable())
-    with pytest.raises(EnvError, match="--trust-env NAME") as error:
+    with pytest.raises(CannotStart, match="--trust-env NAME") as error:
         captive(launch())
     assert sentence in str(error.value)
     check = check_sandbox()
@@ -172,5 +172,5 @@ def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_plain_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BrokenEnvironment, match="cannot be started: No such file"):
+    with pytest.raises(CannotStart, match="cannot be started: No such file"):
         captive(launch(sandboxed=False, python=tmp_path / "bin" / "python"))
