@@ -90,7 +90,7 @@ def remote(
     Raises BadConfig, BrokenEnvironment, UnknownEnvironment, CannotStart.
     """
     process = process_of(launch)
-    slot = process.next_slot()
+    slot = process.number()
     made = process.make(info.id, Make(slot, value, member, dict(config)))
     kind = RemoteHeldOut if made.held_out else RemoteEnvironment
     return kind(process, slot, info, made.levels)

@@ -42,7 +42,7 @@ def process() -> Iterator[HostProcess]:
 
 @pytest.fixture
 def environment(process: HostProcess) -> RemoteHeldOut:
-    slot = process.next_slot()
+    slot = process.number()
     process.make("false", Make(slot, "false", "", {}))
     return RemoteHeldOut(process, slot, INFO, 0)
 
@@ -57,7 +57,7 @@ def test_a_process_that_talks_and_never_starts_is_given_up() -> None:
 
 @pytest.mark.parametrize("value", ["asides", "questions", "others"])
 def test_a_process_that_talks_of_other_things_is_given_up(value: str, process: HostProcess) -> None:
-    process._start_seconds = 1.0
+    process.start = 1.0
     with pytest.raises(EnvError):
         process.describe(Describe(value))
 
