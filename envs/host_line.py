@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import selectors
 import threading
 from collections import deque
@@ -41,6 +42,8 @@ class Line:
         self._waiting: deque[ToHost] = deque()
         self._owner = threading.get_ident()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pipe = select.poll()
+        self._pipe.register(reader, select.POLLIN)
 
     @classmethod
     def take_over(cls) -> Line:
@@ -97,6 +100,8 @@ class Line:
         return bool(data)
 
     def _readable(self) -> None:
+        if not self._pipe.poll(0):
+            return  # a question that was asked in the meantime has read it, and looks again
         if not self._read():
             assert self._loop is not None
             self._loop.stop()
