@@ -205,7 +205,7 @@ def _make(place: Path, recipe: Recipe, wanted: Record, python: Path, told: Told)
             told(f"Making {place}")
             pip = _own_pip(part)
             run([python, "-I", "-m", "venv", *(["--without-pip"] if pip else []), part], told)
-            for words in _installs(recipe, wanted):
+            for words in _installs(part, recipe, wanted):
                 run([*(pip or [interpreter(part), "-I", "-m", "pip"]), "install", *words], told)
             (part / RECORD).write_bytes(msgspec.json.encode(wanted))
             _move_scripts(part, place)
@@ -227,7 +227,7 @@ def _own_pip(part: Path) -> list[str | Path] | None:
     return [sys.executable, "-I", "-m", "pip", "--python", interpreter(part)]
 
 
-def _installs(recipe: Recipe, wanted: Record) -> Iterator[list[str]]:
+def _installs(part: Path, recipe: Recipe, wanted: Record) -> Iterator[list[str]]:
     """The arguments of `pip install`, one list a run."""
     common = ["--disable-pip-version-check", "--progress-bar=off", "--no-warn-script-location"]
     common += ["-c", str(recipe.pins)]
@@ -235,9 +235,22 @@ def _installs(recipe: Recipe, wanted: Record) -> Iterator[list[str]]:
         common.append("--prefer-binary")
     else:
         common += ["--only-binary=:all:", *(f"--no-binary={name}" for name in recipe.sources)]
+    extra = wanted.extra
     if recipe.bare:
-        yield [*common, "--no-deps", *recipe.bare]
-    yield [*common, *recipe.requirements, *recipe.needs, *wanted.extra]
+        yield [*common, "--no-deps", *recipe.bare, *extra]
+        extra = _asked(part, recipe.bare)
+    yield [*common, *recipe.requirements, *recipe.needs, *extra]
+
+
+def _asked(part: Path, bare: Sequence[str]) -> list[str]:
+    """What packages ask for that were installed by themselves, but for those that are to stay bare: pip would
+    add all that these ask for."""
+    left_out = {_canonical(one.partition("==")[0]) for one in bare}
+    added = [
+        one for one in distributions(path=[str(_packages(part))]) if _canonical(one.name) not in left_out
+    ]
+    asked = [requirement for one in added for requirement in one.requires or ()]
+    return [one for one in asked if _canonical(_project(one)) not in left_out]
 
 
 def _move_scripts(part: Path, place: Path) -> None:
@@ -325,12 +338,17 @@ def _packages(place: Path) -> Path:
 
 def _name(requirement: str, found: Sequence[Distribution]) -> str | None:
     """Name and release of the distribution that a requirement brought; None where that cannot be told."""
-    wanted = _canonical(re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0])
+    wanted = _canonical(_project(requirement))
     for one in found:
         came = one.read_text("direct_url.json") or ""
         if _canonical(one.name) == wanted or (_is_path(requirement) and f'"file://{requirement}"' in came):
             return f"{one.name} {one.version}"
     return None
+
+
+def _project(requirement: str) -> str:
+    """The name at the beginning of a requirement."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement.strip(), maxsplit=1)[0]
 
 
 def _canonical(name: str) -> str:

@@ -21,7 +21,7 @@ from nous_node.protocol.runs import Setting
 from nous_node.protocol.tasks import assign
 
 from .chat_worlds import CREATED, STYLES, write_folder
-from .conftest import dreamt
+from .conftest import EOS, dreamt
 
 PACKAGE = Path(__file__).parent / "packages" / "atropos-maths"
 VALUE = "nous_node.envs.atropos:Atropos"
@@ -75,17 +75,15 @@ def make(ecosystem_python: Callable[[str], Path]) -> Make:
 class Dreams:
     """An engine whose answers are digits, with the stop token of the model."""
 
-    def __init__(self, eos: int) -> None:
-        self._eos = eos
-        self.batches: list[int] = []
+    def __init__(self, settings: PolicySettings) -> None:
+        (zero,) = settings.tokenizer.encode("0")
+        self._ids = {EOS: settings.tokenizer.eos_id, **{48 + digit: zero + digit for digit in range(10)}}
 
     def __call__(self, requests: Sequence[EngineRequest]) -> list[Completion]:
-        self.batches.append(len(requests))
-        return [self._ended(dreamt(request)) for _, request in requests]
+        return [self._in_its_tokens(dreamt(request)) for _, request in requests]
 
-    def _ended(self, said: Completion) -> Completion:
-        tokens = [self._eos if token == 258 else token for token in said.tokens]
-        return Completion(tokens, said.logprobs, said.finish)
+    def _in_its_tokens(self, said: Completion) -> Completion:
+        return Completion([self._ids[token] for token in said.tokens], said.logprobs, said.finish)
 
 
 def played(environment: Environment, settings: PolicySettings, count: int = 3) -> list[Outcome]:
@@ -93,7 +91,7 @@ def played(environment: Environment, settings: PolicySettings, count: int = 3) -
         Job(environment, environment.task(bytes([number]) * 32, 0), assign(bytes([number]) * 32, [1]))
         for number in range(count)
     ]
-    with Batcher(settings, Dreams(settings.tokenizer.eos_id), linger=5) as batcher:
+    with Batcher(settings, Dreams(settings), linger=5) as batcher:
         return batcher.run(jobs)
 
 
@@ -117,13 +115,15 @@ def test_groups_are_replayed_to_the_last_token_and_reward(
         made = trajectories(outcome)
         group = RolloutGroup(bytes(32), 0, "atropos", Engine("dream", "1", "float32", "cpu"), made)
         assert replay(fresh, fresh.task(bytes([number]) * 32, 0), group, settings, 0.0) == made
-    prompts = {text(settings, trajectories(outcome)[0])[:200] for outcome in outcomes}
-    assert len(prompts) == (1 if name == "Guesses" else 3) or name == "Guesses"
+    shown = {text(settings, trajectories(outcome)[0]) for outcome in outcomes}
+    assert len(shown) == 3 or name == "Guesses"  # whose prompt does not show the digit
 
 
 @pytest.mark.ecosystem
 def test_an_answer_in_one_turn_has_its_score(make: Make, settings: PolicySettings) -> None:
-    for outcome in played(make("Sums", {"largest": 9}), settings):
+    outcomes = played(make("Sums", {"largest": 9}), settings, 12)
+    assert len([one for one in outcomes if not trajectories(one)[0].components]) > 3
+    for outcome in outcomes:
         made = trajectories(outcome)
         assert len(made) == settings.group
         assert [[segment.trained for segment in one.segments] for one in made] == [[False, True]] * 4
@@ -132,7 +132,7 @@ def test_an_answer_in_one_turn_has_its_score(make: Make, settings: PolicySetting
         if made[0].components:  # all alike: the environment gave the group up
             assert [one.components for one in made] == [{"given_up": 1.0}] * 4
         else:
-            assert {one.reward for one in made} == {0.0, 1.0}
+            assert len({one.reward for one in made}) > 1
 
 
 @pytest.mark.ecosystem
@@ -148,15 +148,13 @@ def test_an_override_takes_a_trajectory_out_of_the_gradient(make: Make, settings
 def test_a_conversation_of_many_turns_is_one_trajectory_with_its_own_advantages(
     make: Make, settings: PolicySettings
 ) -> None:
-    made = [one for outcome in played(make("Guesses"), settings) for one in trajectories(outcome)]
+    made = [one for outcome in played(make("Guesses"), settings, 8) for one in trajectories(outcome)]
     assert max(sum(segment.trained for segment in one.segments) for one in made) == 3
     for one in made:
         assert one.advantages is not None
         assert unpack_floats(one.advantages) == pytest.approx([one.reward - 0.5] * (len(one.logprobs) // 4))
-        closes = text(settings, one).count(settings.tokenizer.decode([settings.tokenizer.eos_id]))
-        spoken = text(settings, one)
-        assert closes >= 2, spoken
-        assert settings.tokenizer.decode([settings.tokenizer.eos_id] * 2) not in spoken
+        assert settings.tokenizer.decode([settings.tokenizer.eos_id] * 2) not in text(settings, one)
+    assert {one.reward for one in made} > {0.0}
 
 
 @pytest.mark.ecosystem

@@ -46,12 +46,13 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 PROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
 
 
-def write_wheel(folder: Path, name: str, version: str) -> Path:
+def write_wheel(folder: Path, name: str, version: str, asks: tuple[str, ...] = ()) -> Path:
     """A wheel with a module and a script."""
+    requires = "".join(f"Requires-Dist: {one}\n" for one in asks)
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"VERSION = '{version}'\ndef told():\n    print(VERSION)\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name}-told = {name}:told\n",
     }
@@ -143,6 +144,16 @@ def test_a_recipe_is_installed_in_its_release_and_added_to(
         install(home, tiny, quiet, extra=["no-such-package"], builds=True)
     assert said(interpreter(place), "import extra, tiny; print(extra.VALUE)") == "7"
     assert sorted(path.name for path in place.parent.iterdir()) == [".tiny.lock", "tiny"]
+
+
+def test_what_a_bare_package_asks_for_stays_away(shelf: Path, tmp_path: Path) -> None:
+    write_wheel(shelf, "bulky", "1.0", ("no-such-package",))
+    write_wheel(shelf, "games", "1.0", ("bulky>=1", "tiny", 'another ; extra == "dev"'))
+    recipe = Recipe("tiny", (), ("bulky",), "A test.", bare=("bulky==1.0",), needs=(), folder=shelf)
+    made = install(tmp_path, recipe, quiet, extra=["games"])
+    assert made.extra == ["games 1.0"]
+    script = "import bulky, games, tiny; print(tiny.VERSION)"  # what games needs is there, in pinned releases
+    assert said(interpreter(Path(made.folder)), script) == "1.0"
 
 
 def test_an_interrupted_install_leaves_nothing(tiny: Recipe, tmp_path: Path) -> None:
