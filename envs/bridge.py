@@ -39,6 +39,7 @@ class Bridge:
         self.vocabulary = vocabulary or Vocabulary(folder, self.source + self._spelled())
         self.close = self._find_close()
         """The token that ends an answer."""
+        self._refused: dict[str, str] = {}
         self.ends = frozenset({self.close, *end_ids(folder, self.vocabulary)})
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Masked, Parts]:
@@ -52,6 +53,9 @@ class Bridge:
     def later(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Masked, Parts]:
         """What follows the token that ends an answer, up to where the next one begins. Raises
         TemplateRefused."""
+        for message in messages:
+            if (why := self._refused.get(message.role)) is not None:
+                raise TemplateRefused(why)
         calls = _calls(messages)
         if calls:
             try:
@@ -59,6 +63,10 @@ class Bridge:
             except TemplateRefused:  # it has answers of tools, but no calls: those are the model's own text
                 pass
         return self.behind(BASE, messages, tools)
+
+    def refuse(self, role: str, why: str) -> None:
+        """From now on, no messages of this role behind an answer."""
+        self._refused[role] = why
 
     def behind(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Sequence[Tool]

@@ -35,7 +35,7 @@ _THINKS: Final = Message("assistant", "answer", "thought")
 _CALLS: Final = Message("assistant", tool_calls=(_CALL,))
 _TOLD: Final = Message("tool", "result", tool_call_id=_CALL.id, name=_CALL.name)
 
-NEWS: Final = ((_ASKS,), (_TOLD,), (_TOLD, _TOLD))
+NEWS: Final = ((_ASKS,), (_TOLD,), (_TOLD, _TOLD), (_TOLD, _ASKS), (_SYSTEM, _ASKS))
 """What may follow an answer."""
 
 
@@ -88,24 +88,34 @@ def _check_contents(bridge: Bridge) -> None:
 
 
 def _check_history(bridge: Bridge, news: Sequence[Message]) -> None:
-    """What follows is the same behind every history that the template takes."""
+    """What follows is the same behind every history that the template takes. If it is not, a format without
+    such news is left; without questions there is none."""
+    fault = _fault(bridge, news)
+    others = [message.role for message in news if message.role != "user"]
+    if fault and others:
+        bridge.refuse(others[0], fault)
+    elif fault:
+        _refuse(fault)
+
+
+def _fault(bridge: Bridge, news: Sequence[Message]) -> str:
+    """How what follows depends on what came before; empty where it does not."""
     for history, tools in histories():
         if bool(history[-1].tool_calls) != (news[0].role == "tool"):
             continue
         try:
             _, expected = bridge.later(news, tools)
         except TemplateRefused:
-            if news == (_ASKS,) and not tools:
-                raise
             continue  # so an environment cannot send such messages either
         try:
             _, found = bridge.behind(history, news, tools)
         except TemplateRefused as error:
             if _optional(history, tools):
                 continue
-            _refuse(f"{error}, after {len(history)} messages")
+            return f"{error}, after {len(history)} messages"
         if found != expected:
-            _refuse(f"what follows an answer depends on the {len(history)} messages before it")
+            return f"what follows an answer depends on the {len(history)} messages before it"
+    return ""
 
 
 def _optional(history: Sequence[Message], tools: Sequence[Tool]) -> bool:
