@@ -21,13 +21,13 @@ def autojump_clock() -> trio.testing.MockClock:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of ecosystems that `make test` does not install run only where they are asked for."""
-    if config.option.markexpr:
+    """What `make test` does not install, and what takes long, runs only where it is asked for."""
+    if config.option.markexpr or config.getoption("--attack-table", default=False):
         return
-    foreign = [item for item in items if item.get_closest_marker("ecosystem")]
-    if foreign:
-        items[:] = [item for item in items if item not in foreign]
-        config.hook.pytest_deselected(items=foreign)
+    late = [item for item in items if item.get_closest_marker("ecosystem") or item.get_closest_marker("slow")]
+    if late:
+        items[:] = [item for item in items if item not in late]
+        config.hook.pytest_deselected(items=late)
 
 
 @pytest.hookimpl(tryfirst=True)
