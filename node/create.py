@@ -205,9 +205,9 @@ def _chat(source: Path, wanted: str | None, now: int, tell: Callable[[str], obje
         if wanted:
             load_chat(source, wanted, now)
         return wanted
-    if not template_source(source):
-        return ""
     try:
+        if not template_source(source):
+            return ""
         load_chat(source, TEMPLATE, now)
     except BadChat as error:
         tell(f"There is no conversation format: {error}")

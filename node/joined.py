@@ -23,6 +23,7 @@ import trio
 
 from nous_node.envs.access import NONE, Access
 from nous_node.envs.registry import check_entry
+from nous_node.envs.remote import close_all
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.envelope import unseal
 from nous_node.protocol.errors import Code, LocalError, NousError, RemoteError
@@ -245,6 +246,7 @@ def playable(
         except NousError as error:
             problem = error
             report(Note(f"Tasks of {entry.id} are passed over: {error}", "warning"))
+    close_all()  # whoever plays them has processes of its own
     if not able and problem is not None:
         raise LocalError(f"This node can run no environment of this run: {problem}")
     return frozenset(able)

@@ -17,15 +17,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import cast
 
-from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
+from nous_node.envs.batcher import LINGER_S, Batcher, EngineRequest, Job, Outcome
 from nous_node.envs.environment import Completion, Environment
 from nous_node.envs.errors import EnvironmentFailed
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.encoding import read
-from nous_node.protocol.errors import NousError
+from nous_node.protocol.errors import NousError, RemoteError
 from nous_node.protocol.rollouts import Engine, RolloutGroup, trained_tokens
 from nous_node.protocol.runs import RunManifest
+from nous_node.protocol.structure import check_structure
 from nous_node.protocol.tasks import assign
 from nous_node.trainer.generate import Request, generate
 from nous_node.trainer.policy import Policy
@@ -53,6 +54,10 @@ from .worker_messages import (
     Unfit,
 )
 
+LINGER_SHARE = 0.05
+"""Of the last call of the engine, how long requests wait for those of slower environments: a call for few
+takes nearly as long as one for all."""
+
 PROGRESS_SECONDS = 0.5
 """Between signs of life: often enough for a live view, too rare to cost anything."""
 
@@ -72,6 +77,8 @@ class Ready:
         self._environments: dict[int, Environment] = {}
         self.engine_seconds = 0.0
         """Wall time of the engine for the orders in work."""
+        self.call_seconds = 0.0
+        """Of its last call."""
         self.selfcheck: SelfCheck | None = None
         if load.first is not None:
             self.selfcheck = SelfCheck(
@@ -110,7 +117,8 @@ class Ready:
         rules = self.manifest.sampling
         began = time.monotonic()
         made = generate(self.policy, wanted, rules.temperature, rules.stop, heartbeat)
-        self.engine_seconds += time.monotonic() - began
+        self.call_seconds = time.monotonic() - began
+        self.engine_seconds += self.call_seconds
         return [Completion(one.tokens, one.logprobs.tolist(), one.finish) for one in made]
 
 
@@ -220,11 +228,12 @@ def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:
             environment = ready.environment(assignment.environment)
             task = environment.task(assignment.task_seed, order.levels.get(name, 0))
         except Exception as error:  # an environment's own code
-            groups.append(Group(order.counter, b"", 0, f"The environment {name} failed: {error}"))
+            groups.append(Group(order.counter, b"", 0, f"The environment {name} failed: {error}", name))
             continue
         jobs.append(Job(environment, task, assignment))
         started.append(order)
-    with Batcher(ready.settings, lambda requests: ready.sample(requests, tell)) as batcher:
+    linger = max(LINGER_S, LINGER_SHARE * ready.call_seconds)
+    with Batcher(ready.settings, lambda requests: ready.sample(requests, tell), linger=linger) as batcher:
         outcomes = batcher.run(jobs)
     for order, job, outcome in zip(started, jobs, outcomes, strict=True):
         groups.append(_group(ready, order, job, outcome))
@@ -232,11 +241,16 @@ def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:
 
 
 def _group(ready: Ready, order: Order, job: Job, outcome: Outcome) -> Group:
-    if isinstance(outcome, EnvironmentFailed):
-        return Group(order.counter, b"", 0, str(outcome))
     name = ready.manifest.environments[job.assignment.environment].id
+    if isinstance(outcome, EnvironmentFailed):
+        return Group(order.counter, b"", 0, str(outcome), name)
     group = RolloutGroup(ready.checkpoint, order.counter, name, ready.said, outcome)
-    return Group(order.counter, group.to_bytes(), sum(map(trained_tokens, outcome)))
+    try:
+        check_structure(group, ready.manifest)
+    except RemoteError as error:
+        failure = f"The environment {name} made a group that the run's rules refuse: {error}"
+        return Group(order.counter, b"", 0, failure, name)
+    return Group(order.counter, group.to_bytes(), sum(map(trained_tokens, outcome)), environment=name)
 
 
 def main() -> None:

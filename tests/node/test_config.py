@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nous_node.envs.access import Access
 from nous_node.node.config import (
     Settings,
     _value,
@@ -142,6 +143,11 @@ def test_rates_may_name_the_second_or_be_none() -> None:
         ("mdns = 3", ["mdns cannot be 3", "true or false"]),
         ("listen = 80", ["listen cannot be 80"]),
         ('env = [""]', ["env", "names of environments"]),
+        ("trust_env = 1", ["trust_env cannot be 1", "names of environments or families"]),
+        ('env_server = ["openenv/echo"]', ["env_server cannot be", "NAME=URL"]),
+        ('env_server = ["openenv/echo=localhost:80"]', ["env_server cannot be"]),
+        ('env_server = ["a=http://x", "a=http://y"]', ["env_server cannot be", "once for each"]),
+        ('env_server = ["=http://x"]', ["env_server cannot be"]),
         ("upload = 0", ["upload cannot be 0", "none"]),
         ("[table]\na = 1", ["no setting 'table'"]),
         ("threads = 1\nnice = x", ["no TOML", "line 2"]),
@@ -154,11 +160,29 @@ def test_a_wrong_setting_is_told_with_what_is_allowed(home: Home, text: str, wor
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_what_environments_may_do_is_of_the_home_and_its_owner(home: Home) -> None:
+    access = load_settings(home, None, {}, {}).access
+    assert access == Access(folder=str(home.path / "envs"), hidden=(str(home.path),))
+    flags = {"trust_env": ["coins", "cards"], "env_server": ["openenv/echo=http://127.0.0.1:8000/?a=b"]}
+    access = load_settings(home, None, {}, flags).access
+    assert access.trusts("coins")
+    assert access.trusts("cards/whist")
+    assert not access.trusts("cardsharp")
+    assert access.servers == {"openenv/echo": "http://127.0.0.1:8000/?a=b"}
+
+
+def test_what_environments_may_do_is_no_setting_by_itself(home: Home) -> None:
+    with pytest.raises(LocalError, match="no setting 'access'"):
+        load_settings(home, written(home, "access = 1"), {}, {})
+
+
 def test_a_wrong_variable_or_flag_is_told_by_its_name(home: Home) -> None:
     with pytest.raises(LocalError, match=r"NOUS_NODE_THREADS: threads cannot be 'x'"):
         load_settings(home, None, {"NOUS_NODE_THREADS": "x"}, {})
     with pytest.raises(LocalError, match=r"--device: device cannot be 'tpu'"):
         load_settings(home, None, {}, {"device": "tpu"})
+    with pytest.raises(LocalError, match=r"--env-server: env_server cannot be"):
+        load_settings(home, None, {}, {"env_server": ["x"]})
 
 
 def test_variables_that_are_no_settings_are_let_be(home: Home) -> None:
