@@ -86,7 +86,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str
     name: str
     arguments: str
-    """JSON text, as the model wrote it."""
+    """JSON text of an object, if the model wrote one."""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 TEMPLATES = Path(__file__).parent / "templates"
 CREATED = 1_790_000_000_000
@@ -80,6 +80,26 @@ def tokenizer(kind: Kind, style: Style) -> Tokenizer:
         made.train_from_iterator([LEARNED * 20], trainer)
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
+    made.add_tokens(
+        [AddedToken(one, special=one not in style.plain, normalized=False) for one in style.controls]
+    )
+    return made
+
+
+def spaced(scheme: str, style: Style) -> Tokenizer:
+    """A tokenizer that writes spaces as letters, as SentencePiece does; `scheme` says where it adds one."""
+    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    if scheme == "prepended":
+        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    elif scheme == "replaced":
+        made.normalizer = normalizers.Replace(" ", "▁")
+    else:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    made.train_from_iterator(
+        [LEARNED * 20], trainers.BpeTrainer(vocab_size=600, special_tokens=letters, show_progress=False)
+    )
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     made.add_tokens(
         [AddedToken(one, special=one not in style.plain, normalized=False) for one in style.controls]
     )

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from nous_node.envs.chat import load_chat
 from nous_node.envs.environment import Chat, Message
 from nous_node.envs.errors import EnvironmentFailed
 from nous_node.protocol.rollouts import Role
 
-from .chat_worlds import CREATED, STYLES, Kind, write_folder
+from .chat_worlds import CREATED, STYLES, Kind, spaced, write_folder
 
 KINDS: tuple[Kind, ...] = ("bytes", "merges")
 
@@ -67,3 +68,26 @@ def test_a_turn_that_was_cut_short_is_closed_untrained(chat: Chat, backend: Toke
 def test_a_turn_ends_with_a_question(chat: Chat) -> None:
     with pytest.raises(EnvironmentFailed, match="answer already"):
         chat.prompt([Message("user", "hi"), Message("assistant", "ho")])
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never", "prepended", "replaced"])
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_a_stretch_is_encoded_as_in_the_middle_of_a_text(name: str, scheme: str, tmp_path: Path) -> None:
+    """Tokenizers that treat the beginning of a text in a way of their own do so at its beginning alone."""
+    style = STYLES[name]
+    folder = write_folder(tmp_path / "model", "bytes", style)
+    backend = spaced(scheme, style)
+    backend.save(str(folder / "tokenizer.json"))
+    chat = load_chat(folder, "template", CREATED)
+    asked = [Message("user", " the cat "), Message("assistant", "sat é"), Message("user", "on\n\nthe mat")]
+    (text,), _ = render_jinja_template(
+        conversations=[[{"role": one.role, "content": one.content} for one in asked]],
+        chat_template=style.source,
+        add_generation_prompt=True,
+        bos_token=style.begin,
+        eos_token=style.end,
+    )
+    whole = backend.encode(text, add_special_tokens=False).ids
+    assert chat.prompt(asked)[0].tokens == whole
+    (piece,) = chat.extend([chat.extend([1], asked[2:])[0].tokens[0]], asked[2:])
+    assert whole[-len(piece.tokens) :] == piece.tokens
