@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Container
 
 from nous_node.protocol.constants import MAX_COUNTER_GAP
 from nous_node.protocol.runs import RunManifest
@@ -42,14 +42,14 @@ above it. [TSK-5]"""
 
 
 class Assignments:
-    """Of one key in one run; `environments` are those played here."""
+    """Of one key in one run; `environments` are those played here at the time."""
 
     def __init__(
         self,
         run: bytes,
         key: bytes,
         manifest: RunManifest,
-        environments: Collection[str],
+        environments: Container[str],
         outbox: Outbox,
     ) -> None:
         self._run, self._key, self._manifest = run, key, manifest

@@ -26,7 +26,16 @@ from nous_node.protocol.receipts import Receipt, Standing
 from nous_node.protocol.rollouts import Engine
 
 from .database import Database, SequenceNumbers
-from .outbox_tables import KEPT_COUNTERS, KEPT_OPEN, SCHEMA, drop_content, forget_old, settle, tally
+from .outbox_tables import (
+    KEPT_COUNTERS,
+    KEPT_OPEN,
+    SCHEMA,
+    Failing,
+    drop_content,
+    forget_old,
+    settle,
+    tally,
+)
 
 _KNOWN_FROM: Final = "known-from"
 _SHARE: Final = "generating-permille"
@@ -194,6 +203,19 @@ class Outbox:
     def note_engine(self, engine: Engine) -> None:
         """The worker has loaded a policy."""
         self._database.write("INSERT OR REPLACE INTO engine VALUES(1, ?)", (encode(engine),))
+
+    @property
+    def failing(self) -> list[Failing]:
+        """Environments of which groups were given up in the last session."""
+        rows = self._database.rows("SELECT environment, failures, until_ms, why FROM failing ORDER BY 1")
+        return [Failing(str(name), _int(count), _int(until), str(why)) for name, count, until, why in rows]
+
+    def note_failing(self, failing: Sequence[Failing]) -> None:
+        """How environments stand now; none: a session begins."""
+        if not failing:
+            self._database.write("DELETE FROM failing")
+        for one in failing:
+            self._database.write("INSERT OR REPLACE INTO failing VALUES(?, ?, ?, ?)", one)
 
     def put(
         self,

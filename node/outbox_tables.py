@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,7 @@ KEPT_OPEN: Final = 16
 SCHEMA: Final = Schema(
     "outbox",
     0x4E4F5542,  # NOUB
-    5,
+    6,
     f"""
     CREATE TABLE groups(
         made INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -77,10 +77,25 @@ SCHEMA: Final = Schema(
         standing BLOB NOT NULL,
         data BLOB NOT NULL
     );
+    CREATE TABLE failing(
+        environment TEXT PRIMARY KEY, failures INTEGER NOT NULL, until_ms INTEGER NOT NULL, why TEXT NOT NULL
+    ) WITHOUT ROWID;
     CREATE TABLE engine(one INTEGER PRIMARY KEY CHECK(one = 1), facts BLOB NOT NULL);
     {NUMBERS}
     """,
 )
+
+
+class Failing(NamedTuple):
+    """An environment of which groups were given up in the last session."""
+
+    environment: str
+    failures: int
+    """Groups."""
+    until_ms: int
+    """Until when it is paused; 0 where it is not."""
+    why: str
+    """The last time; empty once it made a group again."""
 
 
 def settle(connection: sqlite3.Connection, receipt: Receipt) -> Receipt | None:

@@ -69,6 +69,18 @@ class EngineFacts(msgspec.Struct, frozen=True):
     device: str
 
 
+class FailingEnvironment(msgspec.Struct, frozen=True):
+    """An environment that did not always do its work on this machine."""
+
+    environment: str
+    groups: int
+    """Given up in the last session."""
+    paused_until_ms: int
+    """Unix milliseconds; 0 where it is not paused."""
+    why: str
+    """The last time; empty once it made a group again."""
+
+
 class JoinedStatus(msgspec.Struct, frozen=True, tag="joined", tag_field="role"):
     """A run that this node takes part in."""
 
@@ -92,6 +104,8 @@ class JoinedStatus(msgspec.Struct, frozen=True, tag="joined", tag_field="role"):
     engine: EngineFacts | None = None
     generating_share: float | None = None
     """Share of its time in which the last session generated."""
+    failing: list[FailingEnvironment] = []
+    """Environments of which the last session gave up groups."""
 
 
 class TrainedStatus(msgspec.Struct, frozen=True, tag="trained", tag_field="role"):
@@ -157,6 +171,7 @@ def joined_status(folder: Path, now: float) -> JoinedStatus:
     with Outbox.read(folder / "outbox.sqlite") as outbox:
         totals, history = outbox.totals(), outbox.history(HISTORY)
         word, engine, generating = outbox.word, outbox.engine, outbox.generating_share
+        failing = outbox.failing
     known = Guidance(manifest, engine, None if word is None else word.standing, history, installed)
     last = history[0] if history else None
     return JoinedStatus(
@@ -175,6 +190,7 @@ def joined_status(folder: Path, now: float) -> JoinedStatus:
         word=None if word is None else _said(word),
         engine=None if engine is None else EngineFacts(**msgspec.structs.asdict(engine)),
         generating_share=generating,
+        failing=[FailingEnvironment(*one) for one in failing],
     )
 
 
@@ -244,6 +260,7 @@ def _joined_lines(one: JoinedStatus, now: float) -> list[str]:
         f"  waiting     {plural(one.waiting, 'group')} without a receipt, {one.given_up:,} given up",
         f"  last group  {made}{_engine(one.engine)}{_ago(one.last_made, now)}",
         *_share_lines(one.generating_share),
+        *[f"  environment {_failing(failing, now)}" for failing in one.failing],
         *_refusal_lines(one.refused, with_advice=True),
         f"  next        {one.next}",
     ]
@@ -266,6 +283,14 @@ def _word_lines(word: TrainersWord | None, now: float) -> list[str]:
 
 def _share_lines(generating: float | None) -> list[str]:
     return [] if generating is None else [f"  generated   {share(generating)} of the last session's time"]
+
+
+def _failing(one: FailingEnvironment, now: float) -> str:
+    told = f"{printable(one.environment)} gave up {plural(one.groups, 'group')}"
+    if one.paused_until_ms > 1000 * now:
+        told += f" and is paused until {moment(one.paused_until_ms)}"
+    why = f": {printable(one.why)}" if one.why else " and works again"
+    return f"{told}{why}"
 
 
 def _engine(engine: EngineFacts | None) -> str:

@@ -38,6 +38,7 @@ from .losses import Losses
 from .network import Network, NetworkConfig, open_network
 from .outbox import Outbox
 from .pacing import Pacing
+from .pauses import Pauses
 from .restraint import Restraint
 from .sending import Sending
 from .swarm import serve_run
@@ -115,7 +116,8 @@ class _Volunteer:
         self.sending = Sending(identity, network, following, outbox, self.contribution, self.restraint)
         self.holdings.index.elsewhere = self.sending.chunk
         environments = playable(self.manifest, settings.env, report, settings.access)
-        self.assignments = Assignments(following.run, identity.key, self.manifest, environments, outbox)
+        self.pauses = Pauses(environments, outbox, time.time, report)
+        self.assignments = Assignments(following.run, identity.key, self.manifest, self.pauses, outbox)
         self.greeting = Greeting(identity.key, following, outbox, self._say_hello)
         self.pacing = Pacing(self.manifest.staleness)
         self.ending = False
@@ -272,8 +274,7 @@ class _Volunteer:
                 await self.holdings.changed()
 
     async def _room(self, batch: int) -> int:
-        """How many of `batch` groups may be made now; waits until receipts leave room for some, or a group
-        that counted towards `--rollouts` is given up."""
+        """How many of `batch` groups may be made now; waits for receipts, or until a counted one is given up."""
         while True:
             waiting = self.outbox.waiting() + self.contribution.in_hand
             size = self.contribution.wanted(self.pacing.batch(batch, waiting))
@@ -371,7 +372,9 @@ class _Volunteer:
         """Id and envelope of the stored group; None where there is none, and a sentence says why."""
         if group.failure:
             self._gave_up(head, group.counter, group.failure)
+            self.pauses.failed(group.environment, group.failure)
             return None
+        self.pauses.made(group.environment)
         try:
             item = self.sending.store(head, group.counter, group.body)
         except StorageError:

@@ -112,6 +112,7 @@ class Group(msgspec.Struct):
     body: bytes
     tokens: int
     failure: str = ""
+    environment: str = ""
 
 
 class Made(msgspec.Struct, tag=True):
