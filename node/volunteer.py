@@ -274,7 +274,7 @@ class _Volunteer:
                 await self.holdings.changed()
 
     async def _room(self, batch: int) -> int:
-        """How many of `batch` groups may be made now; waits for receipts, or until a counted one is given up."""
+        """How many of `batch` groups may be made now; waits for receipts, or until one is given up."""
         while True:
             waiting = self.outbox.waiting() + self.contribution.in_hand
             size = self.contribution.wanted(self.pacing.batch(batch, waiting))
