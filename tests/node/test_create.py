@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from nous_node.envs.errors import EnvError
+from nous_node.envs.environment import Message
+from nous_node.envs.errors import BadChat, EnvError
 from nous_node.node.calibration import embedded_thresholds
 from nous_node.node.create import create_run, folder_entries, stop_ids
 from nous_node.node.learning import EXPLAINED, Learning, learning_text, read_learning
@@ -23,12 +24,14 @@ from nous_node.node.plan import (
     read_plan,
     with_environments,
 )
+from nous_node.node.policy_settings import policy_settings
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.checkpoints import files_hash
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import run_id
 from nous_node.trainer.errors import ModelError
+from nous_node.trainer.policy import Policy
 
 ROOT = Identity.from_seed(bytes(32))
 NOW = 1_700_000_000_000
@@ -222,3 +225,48 @@ def test_stop_ids_come_from_both_configs(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(LocalError, match="not a JSON object"):
         stop_ids(tmp_path)
+
+
+# --- conversation formats ------------------------------------------------------------------------
+
+
+def templated(folder: Path, template: str) -> Path:
+    """The embedded default with a chat template."""
+    shutil.copytree(DEFAULT_MODEL, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+EXTENDS = (
+    "{% for one in messages %}[{{ one.role }}]{{ one.content }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""Each message closed by the token that ends an answer."""
+
+
+def test_the_models_own_format_is_named_where_it_can_be_extended(tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = templated(tmp_path / "model", EXTENDS)
+    plan = msgspec.structs.replace(PLAN, uncalibrated=True, model=str(folder))
+    run = create_run(tmp_path / "run", "run", ROOT, plan, NOW, tell=told.append)
+    assert (run.manifest.chat, told) == ("template", [])
+    settings = policy_settings(run.manifest, Policy.load(run.checkpoint(0)).tokenizer, run.checkpoint(0))
+    assert settings.chat is not None
+    assert settings.chat.prompt([Message("user", "hi")])
+
+
+def test_a_format_that_cannot_be_extended_is_told_and_left_out(tmp_path: Path) -> None:
+    told: list[str] = []
+    folder = templated(tmp_path / "model", "{{ messages | length }} messages")
+    plan = msgspec.structs.replace(PLAN, uncalibrated=True, model=str(folder))
+    assert create_run(tmp_path / "run", "run", ROOT, plan, NOW, tell=told.append).manifest.chat == ""
+    assert "There is no conversation format: " in told[0]
+    wanted = msgspec.structs.replace(plan, chat="template")
+    with pytest.raises(BadChat):
+        create_run(tmp_path / "other", "run", ROOT, wanted, NOW)
+
+
+def test_a_plan_may_do_without_the_models_format(tmp_path: Path) -> None:
+    folder = templated(tmp_path / "model", EXTENDS)
+    plan = msgspec.structs.replace(PLAN, uncalibrated=True, model=str(folder), chat="")
+    assert create_run(tmp_path / "run", "run", ROOT, plan, NOW).manifest.chat == ""
