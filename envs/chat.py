@@ -115,13 +115,14 @@ class TemplateFormat:
         self.close = bridge.close
         self.thinks = bridge.thinks
         self._bridge = bridge
+        self._closing = next(one for one in bridge.vocabulary.controls.values() if one.id == bridge.close)
         self._grammar = Grammar.of(bridge.source, bridge.opens_thinking())
 
     def first(self, messages: Sequence[Message], tools: Sequence[Tool], /) -> Skeleton:
         return Skeleton(self.vocabulary, self._bridge.first(messages, tools)[1], True)
 
     def later(self, messages: Sequence[Message], tools: Sequence[Tool], /) -> Skeleton:
-        return Skeleton(self.vocabulary, self._bridge.later(messages, tools)[1], False)
+        return Skeleton(self.vocabulary, self._bridge.later(messages, tools)[1], False, self._closing)
 
     def parse(self, tokens: Sequence[int], /) -> Message:
         ended = bool(tokens) and tokens[-1] in self._bridge.ends

@@ -200,21 +200,24 @@ class _Stretch(NamedTuple):
 class Skeleton:
     """What a template makes of a shape, in tokens as far as they are known without the texts.
 
-    `start`: nothing stands before it.
+    `before`: the control token before it; `start`: nothing at all stands there.
     """
 
     __slots__ = ("_pieces", "slots")
 
-    def __init__(self, vocabulary: Vocabulary, found: Sequence[str | Slot], start: bool) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, found: Sequence[str | Slot], start: bool, before: Control | None = None
+    ) -> None:
         self.slots = tuple(part for part in found if isinstance(part, Slot))
         self._pieces: list[list[int] | _Stretch] = []
-        self._build(vocabulary, found, start)
+        self._build(vocabulary, found, start, before)
 
-    def _build(self, vocabulary: Vocabulary, found: Sequence[str | Slot], start: bool) -> None:
+    def _build(
+        self, vocabulary: Vocabulary, found: Sequence[str | Slot], start: bool, before: Control | None
+    ) -> None:
         units: list[str | Slot | Control] = []
         for part in found:
             units.extend([part] if isinstance(part, Slot) else vocabulary.split(part))
-        before: Control | None = None
         stretch: list[str | Slot] = []
         for unit in [*units, None]:
             if isinstance(unit, (str, Slot)):

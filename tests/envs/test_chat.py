@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,31 @@ def test_a_stretch_is_encoded_as_in_the_middle_of_a_text(name: str, scheme: str,
     assert chat.prompt(asked)[0].tokens == whole
     (piece,) = chat.extend([chat.extend([1], asked[2:])[0].tokens[0]], asked[2:])
     assert whole[-len(piece.tokens) :] == piece.tokens
+
+
+@pytest.mark.parametrize("name", ["chatml", "mistral", "gemma"])
+@pytest.mark.parametrize(("left", "right"), [(False, True), (True, True)])
+def test_control_tokens_take_the_white_space_beside_them(
+    name: str, left: bool, right: bool, tmp_path: Path
+) -> None:
+    style = STYLES[name]
+    folder = write_folder(tmp_path / "model", "bytes", style)
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    entries = json.loads(backend.to_str())
+    for entry in entries["added_tokens"]:
+        entry["lstrip"], entry["rstrip"] = left, right
+    backend = Tokenizer.from_str(json.dumps(entries))
+    backend.save(str(folder / "tokenizer.json"))
+    chat = load_chat(folder, "template", CREATED)
+    asked = [Message("user", "the cat "), Message("assistant", "sat"), Message("user", " on ")]
+    (text,), _ = render_jinja_template(
+        conversations=[[{"role": one.role, "content": one.content} for one in asked]],
+        chat_template=style.source,
+        add_generation_prompt=True,
+        bos_token=style.begin,
+        eos_token=style.end,
+    )
+    whole = backend.encode(text, add_special_tokens=False).ids
+    assert chat.prompt(asked)[0].tokens == whole
+    added = [token for piece in chat.extend([1], asked[2:]) for token in piece.tokens]
+    assert whole[-len(added) :] == added
