@@ -56,6 +56,35 @@ class _Found:
     ours: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What an entry point offers, for those who list environments."""
+
+    name: str
+    members: tuple[str, ...] | None
+    """None: it is an environment by itself; empty: a family in which any name may be a member."""
+    recipe: str
+    """What has to be installed for it; empty: nothing."""
+    ours: bool
+    """Whether it ships with us."""
+    distribution: str
+    """Name and release of the package that brings it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How an environment is started, for those who start processes of it themselves."""
+
+    info: EnvironmentInfo
+    value: str
+    """Its entry point."""
+    member: str
+    """Of a family; empty: it is an environment by itself."""
+    launch: Launch
+    here: bool
+    """Whether nodes run it in their own process instead."""
+
+
 def entries() -> list[str]:
     """Names of all environments and families, sorted; nothing is imported."""
     return sorted(_installed())
@@ -67,10 +96,27 @@ def names(access: Access = NONE) -> list[str]:
     found: list[str] = []
     for name in entries():
         try:
-            found += _ids(name, access)
+            found += ids(name, access)
         except EnvError:
             continue
     return sorted(found)
+
+
+def ids(name: str, access: Access = NONE) -> list[str]:
+    """Ids behind one entry point: its name, or those of a family's members. Raises BrokenEnvironment, and
+    UnknownEnvironment where it must not be looked into."""
+    found = _find(name)
+    if found.ours:
+        loaded = _imported(found.point)
+        if isinstance(getattr(loaded, "info", None), EnvironmentInfo):
+            return [name]
+        members = list(cast(Family, loaded).members())
+    else:
+        said = _described(_foreign_launch(found, access, network=False), found.point.value, "")
+        if said.info is not None:
+            return [name]
+        members = said.members
+    return [f"{name}/{member}" for member in members] or [f"{name}/*"]
 
 
 def facts(name: str, access: Access = NONE) -> EnvironmentInfo:
@@ -130,16 +176,46 @@ def make(name: str, config: Mapping[str, Setting], access: Access = NONE) -> Env
     Raises UnknownEnvironment, BrokenEnvironment, BadConfig, and CannotStart where there is no process for it.
     """
     found, info = _find(name), facts(name, access)
+    config = served(name, config, access)
+    if found.ours and not found.member:
+        return _made_here(name, _imported(found.point), config)
+    return remote(_launch(found, info, access), info, found.point.value, found.member, config)
+
+
+def served(name: str, config: Mapping[str, Setting], access: Access) -> dict[str, Setting]:
+    """The config with the server that this machine's owner named. Raises BadConfig where a run names one."""
     if SERVER in config:
         raise BadConfig(
             f"The key {SERVER!r} of {name} is set by --env-server on each machine, never by a run."
         )
-    if found.ours and not found.member:
-        return _made_here(name, _imported(found.point), config)
-    launch = _launch(found, info, access)
-    if name in access.servers:
-        config = {**config, SERVER: access.servers[name]}
-    return remote(launch, info, found.point.value, found.member, config)
+    server = {SERVER: access.servers[name]} if name in access.servers else {}
+    return {**config, **server}
+
+
+def offer(name: str, access: Access = NONE) -> Offer:
+    """What stands behind one of `entries`. Raises BrokenEnvironment, UnknownEnvironment, CannotStart."""
+    found = _find(name)
+    brought = found.point.dist
+    recipe: str = (getattr(_imported(found.point), "recipe", "") or "") if found.ours else ""
+    members: tuple[str, ...] | None = tuple(one.partition("/")[2] for one in ids(name, access))
+    if members == ("",):
+        members = None
+    elif members == ("*",):
+        members = ()
+    distribution = "" if brought is None else f"{brought.name} {brought.version}"
+    return Offer(name, members, recipe, found.ours, distribution)
+
+
+def place(name: str, access: Access = NONE) -> Place:
+    """Where an environment runs. Raises UnknownEnvironment, BrokenEnvironment, CannotStart."""
+    found, info = _find(name), facts(name, access)
+    here = found.ours and not found.member
+    if here:
+        sandboxed = sandbox.unavailable() is None and not access.trusts(name)
+        launch = _of(Path(sys.executable), access, sandboxed=sandboxed, network=False)
+    else:
+        launch = _launch(found, info, access)
+    return Place(info, found.point.value, found.member, launch, here)
 
 
 def check_entry(entry: EnvironmentEntry, access: Access = NONE) -> None:
@@ -232,21 +308,6 @@ def _made_here(name: str, maker: EnvironmentClass, config: Mapping[str, Setting]
         raise
     except Exception as error:
         raise BrokenEnvironment(f"The environment {name!r} cannot be made: {_told(error)}.") from error
-
-
-def _ids(name: str, access: Access) -> list[str]:
-    found = _find(name)
-    if found.ours:
-        loaded = _imported(found.point)
-        if isinstance(getattr(loaded, "info", None), EnvironmentInfo):
-            return [name]
-        members = list(cast(Family, loaded).members())
-    else:
-        said = _described(_foreign_launch(found, access, network=False), found.point.value, "")
-        if said.info is not None:
-            return [name]
-        members = said.members
-    return [f"{name}/{member}" for member in members] or [f"{name}/*"]
 
 
 # --- where it runs -----------------------------------------------------------------------------------

@@ -283,9 +283,10 @@ def check_environments() -> Check:
     from nous_node.envs.errors import EnvError
 
     good, broken = [], []
-    for name in registry.names():
+    for name in registry.entries():
         try:
-            good.append(f"{name} {registry.facts(name).version}")
+            found = registry.ids(name)
+            good.append(name if found == [name] else f"{name} ({plural(len(found), 'environment')})")
         except EnvError as error:
             broken.append(str(error))
     text = ", ".join(good) or "none"
