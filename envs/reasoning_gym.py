@@ -10,6 +10,7 @@ facts. Facts come from a table (`reasoning_gym_facts`): the library takes second
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import functools
@@ -28,8 +29,19 @@ from nous_node.protocol.runs import Setting
 from .determinism import seeded
 from .environment import Environment, EnvironmentInfo, Policy, Score, Task, small_seed
 from .errors import BadConfig, EnvironmentFailed, UnknownEnvironment
-from .reasoning_gym_facts import CLOCKED, DATASETS, DEPENDENCIES, DRAWING, EXECUTING, ITSELF, READING, REFUSED
-from .single_turn import KEYS, collect, held_out_seed, read_wording, score_said
+from .expressions import is_formula
+from .reasoning_gym_facts import (
+    CLOCKED,
+    DATASETS,
+    DEPENDENCIES,
+    DRAWING,
+    EXECUTING,
+    ITSELF,
+    PARSING,
+    READING,
+    REFUSED,
+)
+from .single_turn import KEYS, collect, held_out_seed, one_of, read_wording, score_said
 
 NAME: Final = "reasoning-gym"
 
@@ -44,6 +56,9 @@ FULL: Final = 1.0 - 1e-9
 """Graders add fractions: a full score may miss 1 by a rounding error."""
 
 CURRICULUM: Final = "curriculum"
+REWARD: Final = "reward"
+OURS: Final = (CURRICULUM, REWARD)
+"""Settings beside the dataset's own and those of the wording."""
 
 _UNSETTABLE: Final = frozenset({"seed", "size", "data_file"})
 """Ours, and a path of a file."""
@@ -51,7 +66,8 @@ _UNSETTABLE: Final = frozenset({"seed", "size", "data_file"})
 
 class ReasoningGym:
     """Family `reasoning-gym/DATASET`. Config: the dataset's own settings; `curriculum` = true for the
-    library's levels of difficulty in place of its defaults; and the wording (`single_turn`)."""
+    library's levels of difficulty in place of its defaults; `reward` = "correct" to pay full scores only, not
+    answers that come near; and the wording (`single_turn`)."""
 
     recipe: ClassVar[str] = NAME
 
@@ -90,6 +106,8 @@ class Puzzle:
     """Where it is from: its grader may look at the dataset's settings."""
     entry: dict[str, Any]
     """`question`, `answer` and `metadata`."""
+    parses: bool = False
+    """Whether its grader hands the answer to an algebra system."""
     draws: bool = False
     """Whether its grader draws random numbers. Seeding costs more than most graders."""
 
@@ -118,13 +136,14 @@ class Puzzles:
 
         self.info = info
         self.wording, rest = read_wording(config)
+        self._full = one_of(rest, REWARD, ("score", "correct"), "score") == "correct"
         self._maker, settings = MAKERS[member]
         self._settings = _Settings(member, settings, _curriculum(member, rest, CURRICULA), rest)
         self.levels = self._fitting()
-        self._draws = member in DRAWING
+        self._grader = member in PARSING, member in DRAWING
         self._kept: dict[int, Any] | None = {} if member in READING else None
         self._recent: tuple[bytes, int, Puzzle] | None = None
-        _order_fonts()
+        _mend_library()
 
     def task(self, seed: bytes, level: int) -> Task:
         """Raises EnvironmentFailed where the library finds no puzzle."""
@@ -144,12 +163,12 @@ class Puzzles:
 
     def score(self, task: Task, answer: str, ended: bool) -> Score:
         """`answer`: the whole reply; the answer is looked for in it as in training."""
-        return score_said(self.wording, answer, ended, partial(_mark, self._of(task)))
+        return score_said(self.wording, answer, ended, partial(_mark, self._of(task), self._full))
 
     async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
         """One turn each of `policy.group` samples."""
         puzzle = self._of(task)
-        return await collect(policy, self.wording, puzzle.question, partial(_mark, puzzle))
+        return await collect(policy, self.wording, puzzle.question, partial(_mark, puzzle, self._full))
 
     def _of(self, task: Task) -> Puzzle:
         match task.payload:
@@ -171,7 +190,7 @@ class Puzzles:
         try:
             with seeded(number):
                 dataset = self._dataset(level, number)
-                return Puzzle(dataset, dataset[0], self._draws)
+                return Puzzle(dataset, dataset[0], *self._grader)
         except Exception as error:  # somebody else's code
             raise EnvironmentFailed(
                 f"{self.info.id} makes no task of this seed: {type(error).__name__}: {error}"
@@ -213,7 +232,7 @@ class _Settings:
         self._given = {
             key: _converted(key, value, hints.get(key), sorted(fields), member)
             for key, value in config.items()
-            if key != CURRICULUM
+            if key not in OURS
         }
         attributes = curriculum.attributes.values() if curriculum else ()
         self.levels: int = max((len(attribute.levels) - 1 for attribute in attributes), default=0)
@@ -228,11 +247,17 @@ class _Settings:
         return dataclasses.replace(self._curriculum.generate_configuration(), **fixed)
 
 
-def _order_fonts() -> None:
-    """One list in the library has the order of a folder's files, which differs by machine."""
+def _mend_library() -> None:
+    """One list in the library has the order of a folder's files, which differs by machine. And four graders
+    run the answer: a list that is written out is all they look for, so that is all they get. The sandbox
+    keeps the machine; but who runs code in here could also change what the next answer is paid."""
+    from reasoning_gym.algorithmic import binary_matrix, spiral_matrix, string_insertion
     from reasoning_gym.cognition import figlet_fonts
+    from reasoning_gym.games import n_queens
 
     figlet_fonts.OK_FONTS.sort()
+    for module in (binary_matrix, spiral_matrix, string_insertion, n_queens):
+        module.eval = ast.literal_eval
 
 
 def _curriculum(member: str, config: Mapping[str, Setting], known: Mapping[str, Any]) -> Any:
@@ -249,7 +274,7 @@ def _curriculum(member: str, config: Mapping[str, Setting], known: Mapping[str, 
 
 def _converted(key: str, value: Setting, kind: Any, allowed: Sequence[str], member: str) -> Any:
     if key not in allowed:
-        told = ", ".join([*allowed, CURRICULUM, *KEYS])
+        told = ", ".join([*allowed, *OURS, *KEYS])
         raise BadConfig(f"{NAME}/{member} has no setting {key!r}; it takes {told}.")
     try:
         return msgspec.convert(value, kind)
@@ -257,15 +282,18 @@ def _converted(key: str, value: Setting, kind: Any, allowed: Sequence[str], memb
         raise BadConfig(f"The setting {key!r} of {NAME}/{member}: {error}.") from error
 
 
-def _mark(puzzle: Puzzle, answer: str) -> Score:
-    """The dataset's score; whatever its grader does wrong costs the answer, never the group."""
+def _mark(puzzle: Puzzle, full: bool, answer: str) -> Score:
+    """The dataset's score, or with `full` nothing below a full one. Whatever its grader does wrong costs the
+    answer, never the group."""
     if len(answer) > MAX_ANSWER:
         return Score(0.0, {"too_long": 1.0})
+    given = None if puzzle.parses and not is_formula(answer) else answer
     try:
         with seeded(0) if puzzle.draws else nullcontext():
-            reward = float(puzzle.dataset.score_answer(answer, puzzle.entry))
-    except Exception:  # graders raise on text that they do not expect
+            reward = float(puzzle.dataset.score_answer(given, puzzle.entry))
+    except BaseException:  # graders raise on text that they do not expect, and what they run may try to leave
         return Score(0.0, {"grader_failed": 1.0})
     if not -1e-9 <= reward <= 1.0 + 1e-9:  # also NaN
         return Score(0.0, {"grader_out_of_range": 1.0})
-    return Score(min(max(reward, 0.0), 1.0), {"correct": float(reward >= FULL)})
+    reward, correct = min(max(reward, 0.0), 1.0), float(reward >= FULL)
+    return Score(correct if full else reward, {"correct": correct, "score": reward})

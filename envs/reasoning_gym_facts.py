@@ -159,6 +159,16 @@ EXECUTING: Final = frozenset(
 )
 """Their scorers run what the policy wrote: `eval`, or sympy's parser, which is `eval` below."""
 
+PARSING: Final = frozenset(
+    {
+        "countdown",
+        "intermediate_integration",
+        "polynomial_multiplication",
+        "simple_integration",
+    }
+)
+"""Those of them that hand the answer to sympy's parser."""
+
 DRAWING: Final = frozenset({"intermediate_integration", "simple_integration"})
 """Their graders draw random numbers: sympy tries some to see whether an expression is zero."""
 

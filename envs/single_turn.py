@@ -130,8 +130,8 @@ def read_wording(
     """The wording that a config asks for, and the settings that are not about it. `default`: where the answer
     is looked for without `answer`. Raises BadConfig."""
     rest = {key: value for key, value in config.items() if key not in KEYS}
-    form = _one_of(config, "format", ("", "chat", "plain"), "")
-    place = _one_of(config, "answer", tuple(_PLACES), default)
+    form = one_of(config, "format", ("", "chat", "plain"), "")
+    place = one_of(config, "answer", tuple(_PLACES), default)
     template, system = _text(config, "template"), _text(config, "system")
     if template and template.count(PLACEHOLDER) != 1:
         raise BadConfig(f"`template` has {PLACEHOLDER} in it exactly once, where the question goes.")
@@ -178,7 +178,8 @@ async def collect(
     ]
 
 
-def _one_of(config: Mapping[str, Setting], key: str, known: tuple[str, ...], default: str) -> str:
+def one_of(config: Mapping[str, Setting], key: str, known: tuple[str, ...], default: str) -> str:
+    """A setting that is one of a few words. Raises BadConfig."""
     value = config.get(key, default)
     if not isinstance(value, str) or value not in known:
         told = ", ".join(repr(one) for one in known)

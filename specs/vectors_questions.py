@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from vectors_world import case
 
+from nous_node.envs.expressions import is_formula
 from nous_node.envs.gymnasium_text import read_action, turn_advantages
 from nous_node.envs.gymnasium_words import GAMES
 from nous_node.envs.single_turn import Place, Wording, held_out_seed, read_wording
@@ -14,7 +15,31 @@ QUESTION = "What is 3 + 4? {question}"
 
 
 def questions() -> list[dict[str, Any]]:
-    return [*_prompts(), *_answers(), *_held_out()]
+    return [*_prompts(), *_answers(), *_formulas(), *_held_out()]
+
+
+def _formulas() -> list[dict[str, Any]]:
+    texts = [
+        "85*52/13 + 13",
+        "-4*(-2*x - 8)**(3/2)/3 + C",
+        "x*log(x) - x + C",
+        "2**x + x**(-1)",
+        "(x + 1)**64",
+        "x**65",
+        "x**9**9**9",
+        "(((9**64)**64)**64)**64",
+        "1e999999",
+        "log(x, y)",
+        "Integral(x, x)",
+        "x.real",
+        "__import__('os')",
+        "1\n+ 2",
+        "2 x",
+        "",
+    ]
+    return [
+        case(repr(text), "RGY-10", "valid formula", said=text, formula=is_formula(text)) for text in texts
+    ]
 
 
 def _prompts() -> list[dict[str, Any]]:

@@ -281,6 +281,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "text?": TEXT,
         "place?": TEXT,
         "said?": TEXT,
+        "formula?": BOOL,
         "answer?": {"anyOf": [TEXT, {"const": None}], "description": "null: none"},
         "id?": TEXT,
         "index?": INT,

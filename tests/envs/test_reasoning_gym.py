@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +127,38 @@ def test_a_grader_that_raises_costs_the_answer_and_nothing_else(member: str) -> 
     assert all(score.reward == 0.0 for score in scores if "grader_failed" in score.components)
 
 
+@pytest.mark.parametrize("member", sorted(EXECUTING - set(REFUSED)))
+def test_nothing_in_an_answer_is_run(member: str, tmp_path: Path) -> None:
+    environment = made(member, answer="whole")
+    task = environment.task(SEED, 0)
+    written = tmp_path / "written"
+    payloads = [
+        f"__import__('pathlib').Path({str(written)!r}).touch()",
+        f"[open({str(written)!r}, 'w')]",
+        "[setattr(type(self), 'score_answer', lambda *any: 1.0)]",
+        "oracle_answer.split()",
+        "[list(row) for row in entry['answer']]",
+        "Integral(x, x)",
+        "exit()",
+        "x**9**9**9",
+        "9**9**9**9",
+        "1e99999999",
+    ]
+    scores = [environment.score(task, payload, True) for payload in payloads]
+    assert not written.exists()
+    assert all(score.reward <= 0.05 for score in scores)
+    assert environment.score(task, "no", True).reward <= 0.05
+    answer = solution(environment, SEED)
+    assert environment.score(task, answer, True).reward == 1.0
+
+
+def test_a_list_that_is_written_out_is_read_as_one() -> None:
+    environment = made("spiral_matrix", answer="whole")
+    task = environment.task(SEED, 0)
+    numbers = [int(one) for one in solution(environment, SEED).split()]
+    assert environment.score(task, str(numbers), True).reward == 0.1
+
+
 def graded(reward: object) -> Callable[[str], Any]:
     class Odd:
         def score_answer(self, answer: str, entry: dict[str, Any]) -> object:
@@ -135,7 +168,7 @@ def graded(reward: object) -> Callable[[str], Any]:
 
     from nous_node.envs.reasoning_gym import _mark
 
-    return lambda answer: _mark(Puzzle(Odd(), {}), answer)
+    return lambda answer: _mark(Puzzle(Odd(), {}), False, answer)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +233,18 @@ def test_a_group_replays_to_its_rewards(
     assert caught.value.code is Code.PROMPT_MISMATCH
 
 
+def test_a_run_may_pay_full_scores_only() -> None:
+    partly, fully = made("gcd", answer="whole"), made("gcd", answer="whole", reward="correct")
+    task = partly.task(SEED, 0)
+    right = solution(partly, SEED)
+    near = partly.score(task, f"{right} or so", True)
+    assert 0.0 < near.reward < 1.0
+    strict = fully.score(task, f"{right} or so", True)
+    assert strict.reward == 0.0
+    assert strict.components == near.components
+    assert fully.score(task, right, True).reward == 1.0
+
+
 def test_settings_are_the_datasets_own() -> None:
     environment = made("chain_sum", min_terms=2, max_terms=2, min_digits=1, max_digits=1, answer="whole")
     prompt = environment.prompt(environment.task(SEED, 0))
@@ -211,12 +256,16 @@ def test_settings_are_the_datasets_own() -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"terms": 3}, "it takes allow_negation, max_digits, max_terms, min_digits, min_terms, curriculum"),
+        (
+            {"terms": 3},
+            "it takes allow_negation, max_digits, max_terms, min_digits, min_terms, curriculum, reward",
+        ),
         ({"seed": 3}, "no setting 'seed'"),
         ({"size": 3}, "no setting 'size'"),
         ({"min_terms": "three"}, "min_terms"),
         ({"min_terms": 9, "max_terms": 2}, "max_terms must be"),
         ({"curriculum": "steep"}, "true or false"),
+        ({"reward": "half"}, "'score', 'correct'"),
         ({"format": "markdown"}, "format"),
     ],
 )

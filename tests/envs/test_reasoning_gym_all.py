@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from nous_node.envs.environment import Score
+from nous_node.envs.environment import Family, Score
+from nous_node.envs.gymnasium_text import Gymnasium
 from nous_node.envs.reasoning_gym import Puzzle, Puzzles, ReasoningGym
 from nous_node.envs.reasoning_gym_facts import CLOCKED, DATASETS, EXECUTING, REFUSED
 from nous_node.envs.remote import close_all
+from nous_node.protocol.runs import Setting
 
-from .reasoning_gym_hosts import GARBAGE, GUESSED, HANGING, NONSENSE_PAID, host, seen, tasks
+from .reasoning_gym_hosts import GARBAGE, GUESSED, NONSENSE_PAID, dreamt, host, hosted, seen, tasks
 
 pytest.importorskip("reasoning_gym", reason="the extra `envs` is not installed")
+
+SEED = bytes(range(32))
 
 SAMPLE = ("chain_sum", "word_sorting", "string_insertion")
 """One that computes, one with words, one that executes answers."""
@@ -34,11 +38,6 @@ SPEC = Path(__file__).parents[2] / "specs" / "envs" / "reasoning-gym.md"
 def _hosts_end() -> Iterator[None]:
     yield
     close_all()
-
-
-def given(member: str) -> tuple[str, ...]:
-    """The texts that a dataset's grader is tried with."""
-    return tuple(text for text in GARBAGE if member not in EXECUTING or text not in HANGING)
 
 
 def each(count: int) -> list[object]:
@@ -56,9 +55,8 @@ def test_tasks_and_scores_are_equal_in_two_processes(member: str, count: int) ->
     here, there = host(member, 0), host(member, 1)
     for task in tasks(there, count + 3)[count:]:
         there.prompt(task)
-    answers = given(member)
-    forward = [seen(here, task, answers) for task in tasks(here, count)]
-    backward = [seen(there, task, answers) for task in reversed(tasks(there, count))]
+    forward = [seen(here, task, GARBAGE) for task in tasks(here, count)]
+    backward = [seen(there, task, GARBAGE) for task in reversed(tasks(there, count))]
     assert forward == backward[::-1]
     assert len({prompt for prompt, _ in forward}) > 1
 
@@ -66,11 +64,10 @@ def test_tasks_and_scores_are_equal_in_two_processes(member: str, count: int) ->
 @pytest.mark.parametrize(("member", "count"), each(12))
 def test_no_text_is_paid_that_answers_nothing(member: str, count: int) -> None:
     environment = host(member, 0)
-    answers = given(member)
     scores = [
-        environment.score_all(task, [(text, True) for text in answers]) for task in tasks(environment, count)
+        environment.score_all(task, [(text, True) for text in GARBAGE]) for task in tasks(environment, count)
     ]
-    for index, text in enumerate(answers):
+    for index, text in enumerate(GARBAGE):
         paid = [one[index].reward for one in scores]
         assert all(0.0 <= reward <= 1.0 for reward in paid)
         if text not in GUESSED:
@@ -90,6 +87,16 @@ def test_right_answers_are_paid_in_full(member: str, count: int) -> None:
             assert member in WITHOUT_ANSWER
         else:
             assert environment.score(task, str(answer), True).reward == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("family", "member"), [(ReasoningGym, "chain_sum"), (Gymnasium, "FrozenLake-v1"), (Gymnasium, "Taxi-v4")]
+)
+def test_a_group_is_the_same_in_a_host_and_here(family: type[Family], member: str) -> None:
+    config: dict[str, Setting] = {"answer": "whole"}
+    here = dreamt(family.make(member, config), SEED)
+    assert isinstance(here, list)
+    assert dreamt(hosted(family, member, 0, config), SEED) == here
 
 
 def test_a_grader_that_raises_is_named_through_the_host() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from nous_node.envs import (
     atropos_labels,
+    expressions,
     gymnasium_text,
     gymnasium_words,
     openenv,
@@ -55,6 +56,8 @@ def written_alike(tokens: Sequence[int]) -> str:
 def drive_question(case: Case) -> None:
     if "index" in case:
         assert single_turn.held_out_seed(case["id"], case["index"]).hex() == case["seed"]
+    elif "formula" in case:
+        assert expressions.is_formula(case["said"]) == case["formula"]
     elif "said" in case:
         assert single_turn.Wording(answer=case["place"]).find(case["said"]) == case["answer"]
     else:
