@@ -6,7 +6,9 @@ A few in `make test`; all with `make unit ARGS='-m slow -k reasoning_gym'`.
 from __future__ import annotations
 
 import hashlib
+import random
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from nous_node.envs.environment import Family, Score
 from nous_node.envs.gymnasium_text import Gymnasium
 from nous_node.envs.reasoning_gym import Puzzle, Puzzles, ReasoningGym
-from nous_node.envs.reasoning_gym_facts import CLOCKED, DATASETS, EXECUTING, REFUSED
+from nous_node.envs.reasoning_gym_facts import CLOCKED, DATASETS, DRAWING, EXECUTING, READING, REFUSED
 from nous_node.envs.remote import close_all
 from nous_node.protocol.runs import Setting
 
@@ -38,6 +40,13 @@ SPEC = Path(__file__).parents[2] / "specs" / "envs" / "reasoning-gym.md"
 def _hosts_end() -> Iterator[None]:
     yield
     close_all()
+
+
+def streams() -> list[object]:
+    """The random streams of this process."""
+    numpy, sympy = sys.modules["numpy"], sys.modules["sympy.core.random"]
+    kind, keys, *rest = numpy.random.get_state()
+    return [random.getstate(), kind, keys.tolist(), rest, sympy.rng.getstate()]
 
 
 def each(count: int) -> list[object]:
@@ -97,6 +106,34 @@ def test_a_group_is_the_same_in_a_host_and_here(family: type[Family], member: st
     here = dreamt(family.make(member, config), SEED)
     assert isinstance(here, list)
     assert dreamt(hosted(family, member, 0, config), SEED) == here
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("member", "count"), each(2))
+def test_graders_draw_only_where_the_table_says_so(member: str, count: int) -> None:
+    environment = ReasoningGym.make(member, {"answer": "whole"})
+    assert isinstance(environment, Puzzles)
+    if member in DRAWING:
+        return
+    for index in range(count):
+        task = environment.task(hashlib.sha256(bytes([index])).digest(), 0)
+        before = streams()
+        for text in (*GARBAGE, str(environment.prompt(task)), "x**2 + C", "1 2\n3 4", "R U F", "Yes"):
+            environment.score(task, text, True)
+        assert streams() == before
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("member", sorted(READING))
+def test_a_kept_dataset_gives_the_tasks_of_a_new_one(member: str) -> None:
+    kept = ReasoningGym.make(member, {"answer": "whole"})
+    assert isinstance(kept, Puzzles)
+    for index in range(3):
+        seed = hashlib.sha256(bytes([index])).digest()
+        new = ReasoningGym.make(member, {"answer": "whole"})
+        assert isinstance(new, Puzzles)
+        assert kept.prompt(kept.task(seed, 0)) == new.prompt(new.task(seed, 0))
 
 
 def test_a_grader_that_raises_is_named_through_the_host() -> None:
