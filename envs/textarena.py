@@ -23,11 +23,15 @@ from .environment import Completion, Environment, EnvironmentInfo, Message, Poli
 from .errors import BadConfig, EnvironmentFailed, UnknownEnvironment
 from .session import Session, sample_all
 from .textarena_facts import GAMES, REFUSED, GameFacts
-from .textarena_game import LOSS, Game, check_options, prepare
+from .textarena_game import Game, check_options, prepare
+from .textarena_words import LOSS, SILENCE, components, meant, plain
 
 NAME: Final = "textarena"
 VERSION: Final = "1"
 SEED_BYTES: Final = 32
+
+TURN_TOKENS: Final = 1 << 20
+"""Largest `turn_tokens`: more than any context."""
 
 NEWER: Final = (3, 12)
 """The Python that some games need: before it an f-string could not hold its own quotes."""
@@ -36,12 +40,6 @@ OURS: Final = ("players", "max_turns", "turn_tokens")
 """Config keys of this adapter; every other key is a parameter of the game's class."""
 PREFIX: Final = "game_"
 """Stands before a game's parameter that is called like one of ours."""
-
-NOTHING_NEW: Final = "[GAME] It is your turn."
-"""Said to a player that moves again and was told nothing in between."""
-
-SILENCE: Final = ""
-"""The move of a player whose turn was cut short or who has no room for one: no game takes it for a move."""
 
 
 class TextArena:
@@ -74,14 +72,7 @@ class TextArena:
     def make(cls, member: str, config: Mapping[str, Setting]) -> Environment:
         """Imports textarena. Raises BadConfig, UnknownEnvironment and BrokenEnvironment."""
         facts = cls.facts(member)
-        game = _found(member)
-        rules = Rules(
-            member,
-            _players(member, game, config.get("players", game.least)),
-            _whole("max_turns", config.get("max_turns", game.turns), game.turns),
-            None if "turn_tokens" not in config else _whole("turn_tokens", config["turn_tokens"], 1 << 20),
-            {key.removeprefix(PREFIX): value for key, value in config.items() if key not in OURS},
-        )
+        rules = read_rules(member, config)
         prepare(member)
         check_options(member, rules.options)
         return SelfPlay(facts, rules)
@@ -98,6 +89,18 @@ class Rules(NamedTuple):
     """Most tokens of one turn; None: as many as there is room for."""
     options: Mapping[str, Setting]
     """Of the game's own class."""
+
+
+def read_rules(member: str, config: Mapping[str, Setting]) -> Rules:
+    """What a config asks for; the game's own settings are not looked at yet. Raises BadConfig. [TXA-7]"""
+    game = _found(member)
+    return Rules(
+        member,
+        _players(member, game, config.get("players", game.least)),
+        _whole("max_turns", config.get("max_turns", game.turns), game.turns),
+        None if "turn_tokens" not in config else _whole("turn_tokens", config["turn_tokens"], TURN_TOKENS),
+        {key.removeprefix(PREFIX): value for key, value in config.items() if key not in OURS},
+    )
 
 
 class SelfPlay:
@@ -179,24 +182,16 @@ class _Table:
 
     def play(self, seat: _Seat, completion: Completion) -> None:
         """Makes the move that a completion says; none where it was cut short."""
-        if completion.finish == "stop":
-            self._game.move(self._said(completion.tokens))
-        else:
-            self._game.move(SILENCE)
+        ended = completion.finish == "stop"
+        self._game.move(meant(self._said(completion.tokens) if ended else "", ended))
 
     def settle(self) -> None:
         """Rewards and components of all players that moved."""
         game = self._game
         for player, seat in self._mine.items():
-            reward = seat.reward = self._broken_off(player) if self._stopped else game.rewards[player]
-            seat.components = {
-                "win": float(reward >= 1.0),
-                "loss": float(reward < 0.0),
-                "draw": float(0.0 <= reward < 1.0),
-                "invalid": float(player in game.invalid or player == game.crashed),
-                "turns": float(self._turns[player]),
-                "unfinished": float(self._stopped),
-            }
+            seat.reward = self._broken_off(player) if self._stopped else game.rewards[player]
+            invalid = player in game.invalid or player == game.crashed
+            seat.components = components(seat.reward, invalid, self._turns[player], self._stopped)
 
     def _broken_off(self, player: int) -> float:
         """Nothing for anybody; whoever has talked away its room has lost, or that would be a way out."""
@@ -204,8 +199,7 @@ class _Table:
 
     def _said(self, tokens: Sequence[int]) -> str:
         chat = self._policy.chat
-        text = self._policy.tokenizer.decode(tokens[:-1]) if chat is None else chat.parse(tokens).content
-        return text.strip()
+        return self._policy.tokenizer.decode(tokens[:-1]) if chat is None else chat.parse(tokens).content
 
     def _seated(self, player: int, heard: str) -> _Seat | None:
         """A player with new text and room for a turn, or None. Only a player that moves is counted."""
@@ -215,7 +209,7 @@ class _Table:
         session = (
             Session(self._policy, len(self._seats), f"player-{player}") if seat is None else seat.session
         )
-        self._tell(session, player, heard or NOTHING_NEW)
+        self._tell(session, player, heard)
         if session.room == 0:
             return None
         if seat is None:
@@ -227,8 +221,8 @@ class _Table:
         if self._policy.chat is not None:
             session.converse([Message("user", heard)])
             return
-        before = "\n" if session.sampled else ""
-        session.append(self._policy.tokenizer.encode(f"{before}{heard}\n[Player {player}]"), Role.RAW)
+        text = plain(player, heard, first=not session.sampled)
+        session.append(self._policy.tokenizer.encode(text), Role.RAW)
 
 
 def _found(member: str) -> GameFacts:

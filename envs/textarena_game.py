@@ -16,18 +16,14 @@ import copy
 import importlib
 import inspect
 import io
-import math
 from collections.abc import Iterator, Mapping
-from numbers import Real
 from typing import Any, Final
 
 from nous_node.protocol.runs import Setting
 
 from .determinism import Rng
 from .errors import BadConfig, BrokenEnvironment, EnvironmentFailed
-
-LOSS: Final = -1.0
-"""What textarena's games give whoever loses."""
+from .textarena_words import LOSS, Told, heard, reward
 
 LIBRARY: Final = "textarena"
 
@@ -69,21 +65,19 @@ class Game:
         return copy.deepcopy(self)
 
     def hear(self) -> str:
-        """What the player whose move it is was told since its last move: a line a message, its own moves left
-        out. Asked once a turn."""
+        """What the player whose move it is was told since its last move. Asked once a turn."""
         try:
             with self._alone():
-                _, told = self._env.get_observation()
+                _, messages = self._env.get_observation()
                 names = self._env.state.role_mapping
-                lines = [
-                    f"[{_name(names, sender)}] {text}"
-                    for sender, text, kind in told
-                    if _is_news(self.player, sender, text, kind)
+                told = [
+                    Told(sender, _name(names, sender), text, getattr(kind, "name", ""))
+                    for sender, text, kind in messages
                 ]
         except Exception:  # somebody else's code
             self._crash()
             return ""
-        return "\n".join(lines)
+        return heard(self.player, told)
 
     def move(self, text: str) -> None:
         """The player's move, as the game understands it."""
@@ -106,7 +100,7 @@ class Game:
     def _end(self) -> None:
         with self._alone():
             rewards, facts = self._env.close()
-        self.rewards = {player: _number((rewards or {}).get(player, 0.0)) for player in range(self.players)}
+        self.rewards = {player: reward((rewards or {}).get(player, 0.0)) for player in range(self.players)}
         self.invalid = frozenset(
             player for player in range(self.players) if facts.get(player, {}).get("invalid_move")
         )
@@ -150,22 +144,7 @@ def _made(member: str, options: Mapping[str, Setting]) -> Any:
     return maker(**{**preset, **options})
 
 
-def _is_news(player: int, sender: object, text: object, kind: Any) -> bool:
-    """Whether something told is more than the echo of a player's own move. Three games echo it with the
-    arguments in the wrong order."""
-    if not isinstance(sender, int) or not isinstance(text, str):
-        return False
-    return sender != player or kind.name != "PLAYER_ACTION"
-
-
-def _number(reward: object) -> float:
-    """A reward. Four games give a sentence for an invalid move, and mean a loss."""
-    if not isinstance(reward, Real) or not math.isfinite(reward):
-        return LOSS
-    return float(reward)
-
-
-def _name(names: Mapping[int, str], sender: int) -> str:
+def _name(names: Mapping[object, str], sender: object) -> str:
     return "GAME" if sender == -1 else names.get(sender, f"Player {sender}")
 
 

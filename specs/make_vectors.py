@@ -38,6 +38,7 @@ import vectors_schema
 import vectors_states
 import vectors_swarm
 import vectors_tasks
+import vectors_textarena
 import vectors_verification
 from vectors_world import MANIFEST, RUN, SEEDS
 
@@ -117,6 +118,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
         vectors_questions.questions,
     ),
     "gymnasium": ("Actions in replies, and advantages by turn.", vectors_questions.games),
+    "textarena": (
+        "What players of textarena are told, what they mean and earn, and settings.",
+        vectors_textarena.textarena,
+    ),
 }
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from nous_node.envs import textarena_facts
 from nous_node.envs.environment import (
     Completion,
     Environment,
@@ -430,12 +429,13 @@ def test_games_of_two_processes_are_equal_in_any_order() -> None:
 @pytest.mark.timeout(1_200)
 def test_every_game_of_the_table_is_equal_in_two_processes() -> None:
     """[TXA-1]"""
-    wanted = [
-        f"{member}:{','.join(map(str, range(game.least, game.most + 1, game.step)))}"
-        for member in TextArena.members()
-        for game in [textarena_facts.GAMES[member]]
-    ]
-    first, second = swept(wanted, 4, 0), swept(wanted[::-1], 4, 0)
+    wanted = []
+    for member in TextArena.members():
+        game = GAMES[member]
+        counts = range(game.least, game.most + 1, game.step)
+        some = sorted({counts[0], counts[len(counts) // 2], counts[-1]})
+        wanted.append(f"{member}:{','.join(map(str, some))}")
+    first, second = swept(wanted, 3, 0), swept(wanted[::-1], 3, 0)
     assert first == second
     assert not [record["error"] for records in first.values() for record in records if record["error"]]
-    assert set(first) == {member for member in GAMES if member in TextArena.members()}
+    assert sorted(first) == TextArena.members()

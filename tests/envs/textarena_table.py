@@ -51,6 +51,7 @@ TURNS = 256
 
 def registered() -> list[str]:
     textarena_game.prepare("KuhnPoker-v0-raw")
+    importlib.import_module("nltk").download = lambda *_, **__: False  # fetches nothing, and does not wait
     registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
     return [*sorted(name for name in registry if name.endswith("-raw")), "BabyAiText-v0"]
 
@@ -58,6 +59,7 @@ def registered() -> list[str]:
 def counts(member: str) -> tuple[list[int], int]:
     """With how many players it begins, and the most turns of one. Raises EnvError where with none."""
     textarena_game.prepare(member)
+    textarena_game.check_options(member, {})
     found, turns, failure = [], 1, EnvError()
     for players in INTENDED.get(member.split("-v0")[0], PLAYERS):
         try:
@@ -100,8 +102,9 @@ def sweep(wanted: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
 
 def verdict(first: list[dict[str, Any]], second: list[dict[str, Any]]) -> str:
     """Why a game that can be made is refused; empty where it is not."""
-    if any(record["error"] for record in first + second):
-        return "SLOW"
+    stuck = [record for record in first + second if record["error"]]
+    if stuck:
+        return "LOOPS" if any(record["moves"] for record in stuck) else "SLOW"
     same = all(
         ours["digest"] == theirs["digest"] and ours["rewards"] == theirs["rewards"]
         for ours, theirs in zip(first, second, strict=True)
@@ -131,6 +134,7 @@ def main() -> None:
             playable[member] = counts(member)
         except EnvError as error:
             refused[member] = reason(error)
+        print(member, refused.get(member, ""), file=sys.stderr)
     wanted = [f"{member}:{some(players)}" for member, (players, _) in playable.items()]
     with ThreadPoolExecutor() as both:
         first, second = both.map(sweep, [wanted, wanted[::-1]])

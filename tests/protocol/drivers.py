@@ -48,6 +48,7 @@ from .env_drivers import (
     drive_seed,
     drive_version,
 )
+from .textarena_driver import drive_textarena
 
 DEFAULT_MODEL = Path(str(files("nous_node.trainer"))) / "default"
 VECTORS = Path(__file__).parents[2] / "specs" / "vectors"
@@ -392,4 +393,5 @@ DRIVERS: dict[str, Callable[[Case], None]] = {
     "packages": drive_package,
     "reasoning-gym": drive_question,
     "gymnasium": drive_game,
+    "textarena": drive_textarena,
 }
