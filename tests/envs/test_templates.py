@@ -109,7 +109,7 @@ def test_a_template_that_takes_too_much_ends_soon(source: str) -> None:
     began = time.process_time()
     with pytest.raises((BadChat, TemplateRefused)):
         rendered(source)
-    assert time.process_time() - began < 5.0
+    assert time.process_time() - began < 10.0
 
 
 @pytest.mark.parametrize(
