@@ -61,6 +61,7 @@ Outcome = list[Trajectory] | EnvironmentFailed
 
 class Batcher:
     """Runs jobs against one engine. It owns an event loop, which `with` closes; deadlines are in seconds.
+    `alive` is called now and then, as long as the loop turns: also while all wait for an environment.
 
     with Batcher(settings, engine) as batcher:
         outcomes = batcher.run(jobs)
@@ -73,7 +74,9 @@ class Batcher:
         *,
         linger: float = LINGER_S,
         patience: float = PATIENCE_S,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
+        self._alive = alive
         self._settings = settings
         self._engine = engine
         self._linger = linger
@@ -97,7 +100,7 @@ class Batcher:
         return self._runner.run(self._run(jobs, done))
 
     async def _run(self, jobs: Sequence[Job], done: Callable[[int, Outcome], None] | None) -> list[Outcome]:
-        round_ = _Round(self._engine, self._linger, self._patience)
+        round_ = _Round(self._engine, self._linger, self._patience, self._alive)
         policies = [
             _BatchPolicy(self._settings, round_, job.assignment, index, keeps_time(job.environment))
             for index, job in enumerate(jobs)
@@ -182,8 +185,9 @@ class _BatchPolicy:
 class _Round:
     """The requests that wait, and when they go to the engine."""
 
-    def __init__(self, engine: Engine, linger: float, patience: float) -> None:
+    def __init__(self, engine: Engine, linger: float, patience: float, alive: Callable[[], None]) -> None:
         self._engine = engine
+        self._alive = alive
         self._linger = linger
         self._patience = patience
         self._loop = asyncio.get_running_loop()
@@ -269,6 +273,7 @@ class _Round:
 
     def _look_at_clocks(self) -> None:
         """Gives up every task that did not move for too long, and looks again later."""
+        self._alive()
         late = self._loop.time() - self._patience
         for policy, task in self._running.items():
             if not policy.waiting and not policy.timed and policy.moved <= late:

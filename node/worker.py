@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import cast
@@ -74,7 +75,7 @@ class Ready:
         self.settings = policy_settings(self.manifest, policy.tokenizer, self.folder)
         self._access = load.access
         self.preparing = Preparing(policy, load.memory)
-        self._environments: dict[int, Environment] = {}
+        self.environments: dict[int, Environment] = {}
         self.engine_seconds = 0.0
         """Wall time of the engine for the orders in work."""
         self.call_seconds = 0.0
@@ -105,9 +106,9 @@ class Ready:
         return weights is not None
 
     def environment(self, index: int) -> Environment:
-        if index not in self._environments:
-            self._environments[index] = make_entry(self.manifest.environments[index], self._access)
-        return self._environments[index]
+        if index not in self.environments:
+            self.environments[index] = make_entry(self.manifest.environments[index], self._access)
+        return self.environments[index]
 
     def sample(self, requests: Sequence[EngineRequest], heartbeat: Tell) -> list[Completion]:
         wanted = [
@@ -133,6 +134,10 @@ class Tell:
         self._tokens += tokens
         if time.monotonic() - self._told > PROGRESS_SECONDS:
             self.flush()
+
+    def alive(self) -> None:
+        """A sign of life without a token: an environment is at work, and has a deadline of its own."""
+        self._pipe.send(Progress(0))
 
     def flush(self) -> None:
         if self._tokens:
@@ -225,6 +230,8 @@ def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:
         assignment = assign(order.seed, ready.manifest.weights)
         name = ready.manifest.environments[assignment.environment].id
         try:
+            if assignment.environment not in ready.environments:
+                tell.alive()  # its library may take a while to import
             environment = ready.environment(assignment.environment)
             task = environment.task(assignment.task_seed, order.levels.get(name, 0))
         except Exception as error:  # an environment's own code
@@ -233,7 +240,8 @@ def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:
         jobs.append(Job(environment, task, assignment))
         started.append(order)
     linger = max(LINGER_S, LINGER_SHARE * ready.call_seconds)
-    with Batcher(ready.settings, lambda requests: ready.sample(requests, tell), linger=linger) as batcher:
+    engine = partial(ready.sample, heartbeat=tell)
+    with Batcher(ready.settings, engine, linger=linger, alive=tell.alive) as batcher:
         outcomes = batcher.run(jobs)
     for order, job, outcome in zip(started, jobs, outcomes, strict=True):
         groups.append(_group(ready, order, job, outcome))

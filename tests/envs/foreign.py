@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 
-from nous_node.envs.environment import EnvironmentInfo, GenerateRequest, Score, Task
+from nous_node.envs.environment import EnvironmentInfo, GenerateRequest, Message, Score, Task, Tool
 from nous_node.envs.errors import BadConfig, UnknownEnvironment
 from nous_node.envs.session import Session, sample_all
 from nous_node.protocol.rollouts import Role, Trajectory
@@ -105,6 +105,25 @@ class Tree(Toy):
             session.append(policy.tokenizer.encode("or:"), Role.USER)
         await sample_all(policy, sessions)
         return [session.finish(1.0) for session in sessions]
+
+
+class Chatty(Toy):
+    """A conversation of two turns, the second about what stood in the first."""
+
+    info = info("toy-chatty", turns=2)
+
+    async def collect_trajectories(self, task, policy):
+        sessions = [Session(policy, index) for index in range(policy.group)]
+        for session in sessions:
+            session.converse([Message("system", "be brief"), Message("user", f"{task.payload}?")], TOOLS)
+        said = [policy.chat.parse(made.tokens) for made in await sample_all(policy, sessions, 4)]
+        for session, message in zip(sessions, said):
+            session.converse([Message("tool", message.content[::-1], tool_call_id="1", name="turn")], TOOLS)
+        await sample_all(policy, sessions)
+        return [session.finish(float(len(message.content))) for session, message in zip(sessions, said)]
+
+
+TOOLS = [Tool("turn", "turns a text around", "{}")]
 
 
 class Bad(Toy):
@@ -285,6 +304,7 @@ POINTS = {
     "toy-guess": "Guess",
     "toy-duel": "Duel",
     "toy-tree": "Tree",
+    "toy-chatty": "Chatty",
     "toy-bad": "Bad",
     "toy-pair": "Pair",
     "toy-far": "Far",

@@ -108,3 +108,10 @@ def test_a_request_that_its_environment_abandons_is_not_generated(engine, settin
     assert run(settings, engine, jobs)[0] == []
     keys = {jobs[1].assignment.sampler_key(sample) for sample in range(4)}
     assert {asked.key for batch in engine.batches for asked in batch} == keys
+
+
+def test_a_batch_that_waits_for_an_environment_gives_signs_of_life(engine, settings, toys) -> None:
+    signs: list[int] = []
+    with Batcher(settings, engine, patience=0.05, alive=lambda: signs.append(1)) as batcher:
+        batcher.run([job(toys.stuck, 1)])
+    assert len(signs) > 2

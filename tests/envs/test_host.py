@@ -15,18 +15,26 @@ import pytest
 from nous_node.envs import registry, remote
 from nous_node.envs.access import Access
 from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
-from nous_node.envs.environment import Completion, Environment, HeldOut, PolicySettings
+from nous_node.envs.environment import (
+    Completion,
+    Environment,
+    HeldOut,
+    Message,
+    Piece,
+    PolicySettings,
+    Tool,
+)
 from nous_node.envs.errors import BadConfig, BrokenEnvironment, EnvironmentFailed
 from nous_node.envs.host_process import HostProcess
 from nous_node.envs.replay import replay
 from nous_node.protocol.errors import Code, RemoteError
-from nous_node.protocol.rollouts import Engine, RolloutGroup, Trajectory
+from nous_node.protocol.rollouts import Engine, Role, RolloutGroup, Trajectory
 from nous_node.protocol.tasks import assign
 
-from .conftest import DreamEngine
+from .conftest import EOS, DreamEngine
 from .foreign import DEEDS
 
-TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree"))
+TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree", "toy-chatty"))
 """Without the sandbox, which has tests of its own."""
 
 
@@ -84,6 +92,42 @@ def test_sixteen_groups_in_one_process_are_those_of_an_environment_in_this_one(
     here = DreamEngine()
     assert far == run(settings, here, [job(local, number) for number in range(16)])
     assert [len(batch) for batch in engine.batches] == [len(batch) for batch in here.batches]
+
+
+class Brackets:
+    """A conversation format of the byte tokenizer."""
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Piece]:
+        shown = [f"[{tool.name}:{tool.parameters}]" for tool in tools]
+        shown += [f"<{one.role}>{one.content}" for one in messages]
+        return [Piece(Role.USER, list(one.encode())) for one in shown]
+
+    def extend(
+        self, tokens: Sequence[int], messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[Piece]:
+        close = [] if tokens[-1] == EOS else [Piece(Role.ASSISTANT, [EOS])]
+        return [*close, *self.prompt(messages)]
+
+    def parse(self, tokens: Sequence[int]) -> Message:
+        return Message("assistant", bytes(one for one in tokens if one < 256).decode())
+
+
+def test_conversations_are_those_of_the_runs_format(
+    worlds: ModuleType, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    spoken = dataclasses.replace(settings, chat=Brackets(), context=256)
+    environment, local = registry.make("toy-chatty", {}, TRUSTED), worlds.Chatty({})
+    (far,) = run(spoken, engine, [job(environment, 3)])
+    assert isinstance(far, list)
+    assert [far] == run(spoken, DreamEngine(), [job(local, 3)])
+    assert replay(environment, environment.task(bytes([3]) * 32, 0), group_of(far), spoken, 1e-6) == far
+
+
+def test_an_environment_of_conversations_needs_a_format(
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    (failed,) = run(settings, engine, [job(registry.make("toy-chatty", {}, TRUSTED), 3)])
+    assert "no conversation format" in str(failed)
 
 
 def test_a_second_process_replays_what_the_first_made(
