@@ -126,7 +126,9 @@ class Played:
     async def _made(self, speech: Speech) -> Any:
         """Made and set up, from nothing."""
         _speech.set(speech)
-        config = self._config.model_copy(update={"group_size": speech.policy.group}, deep=True)
+        config = self._config.model_copy(deep=True)
+        config.group_size = speech.policy.group
+        config.max_token_length = min(config.max_token_length, speech.policy.context)
         try:
             made = _offline(self._class)(config, [server_config()], slurm=False, testing=False)
             made.tokenizer = (

@@ -117,7 +117,7 @@ _ALL: Final = (
             "wandb==0.31.0",  # imported by BaseEnv, never used here
         ),
         ("atroposlib",),
-        "Environments written for Atropos, added with --with; some 550 MB, without torch.",
+        "Environments written for Atropos, added with --with; some 520 MB, without torch.",
         bare=("atroposlib==0.4.0",),
     ),
 )

@@ -6,6 +6,7 @@ last_run        the invite at which a run was last found
 lock            held while a node runs
 runs/           runs that this node trains
 joined/         runs that this node takes part in
+envs/           interpreters with ecosystems of environments, made by `nous-node env install`
 
 NousError
 └── LocalError
