@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,21 +26,35 @@ from nous_node.envs.environment import (
     Tool,
 )
 from nous_node.envs.errors import BadConfig, BrokenEnvironment, EnvironmentFailed
-from nous_node.envs.host_process import HostProcess
+from nous_node.envs.host_process import CALL_S, HostProcess
 from nous_node.envs.replay import replay
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import Engine, Role, RolloutGroup, Trajectory
 from nous_node.protocol.tasks import assign
 
 from .conftest import EOS, DreamEngine
-from .foreign import DEEDS
+from .foreign import DEEDS, install_worlds
 
 TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree", "toy-chatty"))
 """Without the sandbox, which has tests of its own."""
 
 
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Installed once: processes are shared by these tests as by the groups of a node."""
+    folder = tmp_path_factory.mktemp("foreign")
+    install_worlds(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        registry._installed.cache_clear()
+        yield folder
+    remote.close_all()
+    registry._installed.cache_clear()
+
+
 @pytest.fixture
-def worlds(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def worlds(foreign: Path) -> Iterator[ModuleType]:
     """Their module in this process, to compare with."""
     import toy_worlds
 
@@ -48,8 +63,10 @@ def worlds(foreign: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
 
 
 @pytest.fixture
-def bad(foreign: Path) -> Environment:
-    return registry.make("toy-bad", {}, TRUSTED)
+def bad(foreign: Path) -> Iterator[Environment]:
+    environment = registry.make("toy-bad", {}, TRUSTED)
+    yield environment
+    environment._process.seconds = CALL_S
 
 
 def hurry(environment: Environment, deed: str) -> None:
@@ -234,8 +251,9 @@ def test_innocent_groups_begin_anew_with_what_was_sampled_for_them(
 
 
 def test_a_process_that_cannot_start_is_nobodys_fault(
-    bad: Environment, engine: DreamEngine, settings: PolicySettings
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
 ) -> None:
+    bad = registry.make("toy-bad", {}, Access(trusted=("toy-bad",), memory=3 << 30))  # its own process
     one = job(bad, deed("well"))
     (made,) = run(settings, engine, [one])
     assert isinstance(made, list)
@@ -287,6 +305,7 @@ def test_a_scorer_that_hangs_is_ended_at_its_deadline(foreign: Path) -> None:
     task = environment.held_out(1)[0]
     with pytest.raises(EnvironmentFailed, match=r"toy-guess failed.*within 0\.3 s"):
         environment.score(task, "hang", True)
+    environment._process.seconds = CALL_S
     assert environment.score(task, "0", True).reward == 1.0
 
 
