@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
+from nous_node.envs.access import Access
 from nous_node.envs.environment import (
     Completion,
     Environment,
@@ -25,15 +21,15 @@ from nous_node.envs.environment import (
     Tokenizer,
     Tool,
 )
-from nous_node.envs.errors import BadConfig, EnvironmentFailed, UnknownEnvironment
+from nous_node.envs.errors import BadConfig, EnvironmentFailed
+from nous_node.envs.registry import make
+from nous_node.envs.remote import close_all
 from nous_node.envs.replay import replay
 from nous_node.envs.textarena import TextArena
-from nous_node.envs.textarena_facts import GAMES, REFUSED
 from nous_node.protocol.rollouts import Role, RolloutGroup, Trajectory, unpack_tokens
 from nous_node.protocol.runs import Setting
 
 EOS = 258
-SWEEP = Path(__file__).with_name("textarena_sweep.py")
 
 Say = Callable[[GenerateRequest, str], str]
 """What is said to a request, of which the text so far is given."""
@@ -358,84 +354,12 @@ def test_a_game_takes_its_own_settings(tokenizer: Tokenizer) -> None:
     assert played.components["turns"] <= 2.0
 
 
-@pytest.mark.parametrize("member", sorted({reason: member for member, reason in REFUSED.items()}.values()))
-def test_a_refused_game_is_refused_with_its_reason(member: str) -> None:
-    with pytest.raises(UnknownEnvironment, match=re.escape(REFUSED[member])):
-        TextArena.facts(member)
-
-
-def test_an_unknown_game_is_told_apart_from_a_refused_one() -> None:
-    with pytest.raises(UnknownEnvironment, match="no game 'Ludo-v0-raw'"):
-        TextArena.facts("Ludo-v0-raw")
-
-
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python reads those games")
-def test_games_written_for_a_newer_python_are_refused_on_an_older_one() -> None:
-    with pytest.raises(UnknownEnvironment, match=r"needs Python 3\.12"):
-        TextArena.facts("Chess-v0-raw")
-    assert "Chess-v0-raw" not in TextArena.members()
-
-
-def test_members_and_facts_need_no_textarena() -> None:
-    program = (
-        "import sys; from nous_node.envs.textarena import TextArena as T;"
-        "[T.facts(m) for m in T.members()]; print('textarena' in sys.modules, 'numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
-
-
-def test_sixty_games_and_more_are_offered() -> None:
-    assert len({member.split("-v0")[0] for member in TextArena.members()}) >= 60
-    facts = TextArena.facts("LiarsDice-v0-raw")
-    assert (facts.id, facts.agents, facts.distributions) == ("textarena/LiarsDice-v0-raw", 2, ("textarena",))
-
-
-def swept(wanted: Sequence[str], games: int, hash_seed: int) -> dict[str, list[dict[str, object]]]:
-    """What the games did, in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, str(SWEEP), str(games), *wanted],
-        env=dict(os.environ, PYTHONHASHSEED=str(hash_seed)),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = dict(json.loads(line) for line in done.stdout.splitlines())
-    for records in found.values():
-        for record in records:
-            record.pop("seconds")
-    return found
-
-
-SAMPLE = [
-    "Blackjack-v0-raw:1",
-    "Minesweeper-v0-small-raw:1",
-    "ThreeCardMonte-v0-raw:1",
-    "Battleship-v0-raw:2",
-    "Stratego-v0-raw:2",
-    "Golf-v0-raw:2,4",
-    "Surround-v0-raw:3",
-]
-
-
-def test_games_of_two_processes_are_equal_in_any_order() -> None:
-    """[TXA-1] A sample of the table."""
-    first, second = swept(SAMPLE, 1, 0), swept(SAMPLE[::-1], 1, 0)
-    assert first == second
-    assert not [record["error"] for records in first.values() for record in records if record["error"]]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_every_game_of_the_table_is_equal_in_two_processes() -> None:
-    """[TXA-1]"""
-    wanted = []
-    for member in TextArena.members():
-        game = GAMES[member]
-        counts = range(game.least, game.most + 1, game.step)
-        some = sorted({counts[0], counts[len(counts) // 2], counts[-1]})
-        wanted.append(f"{member}:{','.join(map(str, some))}")
-    first, second = swept(wanted, 3, 0), swept(wanted[::-1], 3, 0)
-    assert first == second
-    assert not [record["error"] for records in first.values() for record in records if record["error"]]
-    assert sorted(first) == TextArena.members()
+def test_a_game_in_its_host_process_is_the_game_here(tokenizer: Tokenizer) -> None:
+    settings = settings_of(tokenizer, 2)
+    hosted = make("textarena/KuhnPoker-v0-raw", {}, Access(trusted=("textarena",)))
+    try:
+        policy = Voices(settings, dreamt)
+        there = asyncio.run(hosted.collect_trajectories(hosted.task(bytes([7] * 32), 0), policy))
+    finally:
+        close_all()
+    assert there == play("KuhnPoker-v0-raw", settings, dreamt)

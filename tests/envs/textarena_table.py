@@ -23,16 +23,17 @@ from nous_node.envs.errors import EnvError
 from nous_node.envs.textarena_game import Game
 
 SWEEP = Path(__file__).with_name("textarena_sweep.py")
-GAMES = 3
+GAMES = 4
 """Games for each number of players."""
 PLAYERS = range(1, 16)
 LEAP = 1
 """Numbers of players that may fail between two that do not: teams of two go in even numbers."""
 
-INTENDED = {"QuantumTicTacToe": [2], "SpiteAndMalice": [2], "PublicGoodsGame": [*range(2, 16)]} | {
-    "MarketEntryGame": [*range(2, 16)]
-}
+INTENDED = {"QuantumTicTacToe": [2], "SpiteAndMalice": [2]}
 """Games that begin with any number of players and are meant for these."""
+
+KNOWN = {"MarketEntryGame": "LOOPS", "PublicGoodsGame": "LOOPS"}
+"""Refused whatever happens here: their state looks for the next player where all are out."""
 
 NEWER = ("Checkers", "Chess", "IteratedStagHunt", "ReverseTicTacToe", "UltimateTexasHoldem")
 """Games whose source is no valid Python 3.11."""
@@ -130,6 +131,9 @@ def main() -> None:
     playable: dict[str, tuple[list[int], int]] = {}
     refused: dict[str, str] = {}
     for member in registered():
+        if known := KNOWN.get(member.split("-v0")[0]):
+            refused[member] = known
+            continue
         try:
             playable[member] = counts(member)
         except EnvError as error:
