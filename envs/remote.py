@@ -89,7 +89,13 @@ def remote(
 
     Raises BadConfig, BrokenEnvironment, UnknownEnvironment, CannotStart.
     """
-    process = process_of(launch)
+    return made_in(process_of(launch), info, value, member, config)
+
+
+def made_in(
+    process: HostProcess, info: EnvironmentInfo, value: str, member: str, config: Mapping[str, Setting]
+) -> RemoteEnvironment:
+    """The same in this process. Raises as `remote`."""
     slot = process.number()
     made = process.make(info.id, Make(slot, value, member, dict(config)))
     kind = RemoteHeldOut if made.held_out else RemoteEnvironment

@@ -71,6 +71,8 @@ class Launch:
     """Bytes of address space, of all its threads together."""
     hidden: tuple[Path, ...]
     """Folders that it sees empty even where they lie under something readable."""
+    hash_seed: int = 0
+    """PYTHONHASHSEED. Any other than 0 is for finding out who depends on it. [EVM-5]"""
 
 
 @functools.cache
@@ -113,7 +115,9 @@ def _starter() -> ThreadPoolExecutor:
 
 
 def _plain(launch: Launch) -> subprocess.Popen[bytes]:
-    return _popen(_command(launch, _ours(), os.getpid()), _variables([_ours(), *launch.paths]))
+    return _popen(
+        _command(launch, _ours(), os.getpid()), _variables([_ours(), *launch.paths], launch.hash_seed)
+    )
 
 
 def _sandboxed(launch: Launch) -> subprocess.Popen[bytes]:
@@ -123,7 +127,7 @@ def _sandboxed(launch: Launch) -> subprocess.Popen[bytes]:
 def _wrapped(launch: Launch, command: Sequence[str], *, filtered: bool) -> subprocess.Popen[bytes]:
     view = View(launch.python, _packages(), launch.readable, launch.hidden, launch.network)
     arguments = [*_namespaces(launch.network), *mounts(view), "--chdir", "/tmp"]
-    variables = _variables([OURS, *launch.paths])
+    variables = _variables([OURS, *launch.paths], launch.hash_seed)
     if not filtered:
         return _popen([*_bounded(launch.memory), _bubblewrap(), *arguments, "--", *command], variables)
     reading = _in_pipe(seccomp.program(launch.network) or b"")
@@ -178,12 +182,12 @@ def _command(launch: Launch, ours: Path, parent: int) -> list[str]:
     return [str(launch.python), "-S", "-P", str(limits), str(launch.memory), str(parent), launch.module]
 
 
-def _variables(paths: Sequence[Path]) -> dict[str, str]:
+def _variables(paths: Sequence[Path], hash_seed: int) -> dict[str, str]:
     """All variables of a child; nothing of ours goes there."""
     return {
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "PYTHONHASHSEED": "0",  # reproducible environments [EVM-5]
+        "PYTHONHASHSEED": str(hash_seed),  # reproducible environments [EVM-5]
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": "/tmp",
         "USER": "nous",  # there is no /etc/passwd to look it up in

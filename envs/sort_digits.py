@@ -52,6 +52,7 @@ class SortDigits:
         network=False,
         max_turns=1,
         agents=1,
+        description="A few digits are to be put in order; the embedded default.",
     )
     levels: int = LEVELS
 

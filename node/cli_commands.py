@@ -35,9 +35,9 @@ def home_hint(home: Path | None) -> str:
     return "" if home is None else f" --home {shlex.quote(str(home))}"
 
 
-def access_of(home: Home, trusted: list[str] | None) -> Access:
+def access_of(home: Home, trusted: list[str] | None, servers: list[str] | None = None) -> Access:
     """What environments may do in commands that take part in no run; flags go over the home's settings."""
-    return load_settings(home, None, os.environ, {"trust_env": trusted}).access
+    return load_settings(home, None, os.environ, {"trust_env": trusted, "env_server": servers}).access
 
 
 def train_run(

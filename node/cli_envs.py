@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .cli_exit import EXIT_CODES
-from .cli_options import HomeFlag, JsonFlag
+from .cli_options import HomeFlag, JsonFlag, ServerFlag, TrustFlag
 
 env_app = typer.Typer(
     no_args_is_help=True,
@@ -24,9 +24,110 @@ NameArgument = Annotated[
 ]
 
 
+EnvArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="Such as sort-digits or reasoning-gym/chain_sum; see `env list`."),
+]
+SettingFlag = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="KEY=VALUE",
+        help='A setting of the environment, its value as in TOML: true, 3, "text"; may be repeated.',
+    ),
+]
+ModelFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="FOLDER|HUB-ID", help="A transformers folder. Default: the embedded policy."
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
     app.add_typer(env_app, name="env")
+
+
+@env_app.command("list", epilog=EXIT_CODES)
+def list_(
+    family: Annotated[
+        str, typer.Argument(metavar="[FAMILY]", help="Its members, also those that are refused.")
+    ] = "",
+    trust_env: TrustFlag = None,
+    home: HomeFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """The environments that are installed here: what they are, and where they run."""
+    import msgspec
+
+    from .cli_commands import access_of, home_path
+    from .env_views import list_lines, listed
+    from .home import Home
+
+    rows = listed(family, access_of(Home.open(home_path(home)), trust_env))
+    lines = (
+        [msgspec.json.encode(row).decode() for row in rows]
+        if json
+        else list_lines(rows, described=not family)
+    )
+    for line in lines:
+        typer.echo(line)
+
+
+@env_app.command("info", epilog=EXIT_CODES)
+def info(
+    name: EnvArgument,
+    config: SettingFlag = None,
+    trust_env: TrustFlag = None,
+    env_server: ServerFlag = None,
+    home: HomeFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """All that is known of one environment: its facts, its version, its settings, and how a run takes it."""
+    import msgspec
+
+    from .cli_commands import access_of, home_hint, home_path
+    from .env_config import read_config
+    from .env_views import info_lines, known
+    from .home import Home
+
+    access = access_of(Home.open(home_path(home)), trust_env, env_server)
+    facts = known(name, read_config(config or []), access)
+    typer.echo(msgspec.json.encode(facts).decode() if json else "\n".join(info_lines(facts, home_hint(home))))
+
+
+@env_app.command("try", epilog=EXIT_CODES)
+def try_(
+    name: EnvArgument,
+    model: ModelFlag = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Which task: the same number gives the same one.")
+    ] = 0,
+    config: SettingFlag = None,
+    level: Annotated[int, typer.Option(metavar="N", help="Of its curriculum.")] = 0,
+    group: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Samples of the task.")] = 4,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Sampled tokens of one trajectory, at most.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=1e-6, max=10, metavar="T")] = 1.0,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write it as one page, with every token."),
+    ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show each token with its id and log-prob.")
+    ] = False,
+    trust_env: TrustFlag = None,
+    env_server: ServerFlag = None,
+    home: HomeFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Play one group of a task and see it: prompts, answers, rewards, and what a trainer would learn."""
+    from .env_commands import TryOptions, run_try
+
+    rules = TryOptions(model, seed, config or [], level, group, max_tokens, temperature, html, tokens)
+    raise typer.Exit(run_try(name, rules, home, trust_env, env_server, json=json))
 
 
 @env_app.command("install", epilog=EXIT_CODES)

@@ -10,6 +10,7 @@ from typing import Final
 from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
 from nous_node.envs.environment import Completion, Environment, HeldOut, PolicySettings, Task
 from nous_node.envs.errors import EnvironmentFailed
+from nous_node.protocol.rollouts import trained_tokens
 from nous_node.protocol.tasks import Assignment
 from nous_node.trainer.errors import LogitsError
 from nous_node.trainer.generate import Request, generate
@@ -52,6 +53,8 @@ class Played:
     right: int = 0
     """Tasks all of whose trajectories have a full score."""
     asked: int = 0
+    sampled: int = 0
+    """Tokens of all trajectories that the policy sampled."""
     failed: list[str] = field(default_factory=list)
     """Why tasks have no score."""
 
@@ -128,4 +131,5 @@ def _count(played: Played, outcome: Outcome) -> None:
         played.failed.append(str(outcome))
         return
     played.rewards += [one.reward for one in outcome]
+    played.sampled += sum(map(trained_tokens, outcome))
     played.right += all(one.components.get("correct", one.reward) >= 1.0 for one in outcome)
