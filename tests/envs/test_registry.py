@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, PathDistribution
 from pathlib import Path
 
 import msgspec
@@ -184,6 +184,29 @@ def test_without_a_sandbox_ours_run_unless_they_execute_what_the_policy_wrote(of
 )
 def test_a_distribution_has_one_name(name: str, spelled: str) -> None:
     assert distributions.normal(name) == spelled
+
+
+@pytest.mark.parametrize(
+    ("said", "editable"),
+    [
+        ('{"url": "file:///src/my%20coins", "dir_info": {"editable": true}}', True),
+        ('{"url": "file:///src/my%20coins", "dir_info": {}}', False),
+        ('{"url": "https://example.org/coins.whl"}', False),
+        ('{"url": 1, "dir_info": {"editable": true}}', False),
+        ("[]", False),
+        ("no json", False),
+        (None, False),
+    ],
+)
+def test_a_host_sees_where_an_editable_install_was_made_from(
+    said: str | None, editable: bool, tmp_path: Path
+) -> None:
+    facts = tmp_path / "coins-1.dist-info"
+    facts.mkdir()
+    if said is not None:
+        (facts / "direct_url.json").write_text(said)
+    found = distributions.places(PathDistribution(facts))
+    assert found == (tmp_path, *([Path("/src/my coins")] if editable else []))
 
 
 def test_a_version_without_distributions_is_the_environments_own() -> None:
