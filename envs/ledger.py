@@ -109,7 +109,8 @@ class Ledger:
             for number, place in enumerate(missing):
                 self._memory[keys[place]] = asked, number
         found = [self._memory[key] for key in keys]
-        return [(await task)[number] for task, number in found]
+        # What is asked for goes on where this group begins anew, and will ask for it again.
+        return [(await asyncio.shield(task))[number] for task, number in found]
 
     def _admitted(self, request: GenerateRequest) -> _Log:
         tokens, index, start, limit = request

@@ -126,6 +126,22 @@ class Chatty(Toy):
 TOOLS = [Tool("turn", "turns a text around", "{}")]
 
 
+class Brittle(Toy):
+    """Dies before it asks for anything, while others wait for the policy; lives where its seed says so."""
+
+    info = info("toy-brittle")
+
+    async def collect_trajectories(self, task, policy):
+        sessions = [Session(policy, index) for index in range(policy.group)]
+        for session in sessions:
+            session.append(policy.tokenizer.encode("go:"), Role.USER)
+        if task.seed[0]:
+            await asyncio.sleep(0.05)
+            os._exit(4)
+        await sample_all(policy, sessions)
+        return [session.finish(0.5) for session in sessions]
+
+
 class Bad(Toy):
     """Does what its task's first byte says, before or after its first turn."""
 
@@ -305,6 +321,7 @@ POINTS = {
     "toy-duel": "Duel",
     "toy-tree": "Tree",
     "toy-chatty": "Chatty",
+    "toy-brittle": "Brittle",
     "toy-bad": "Bad",
     "toy-pair": "Pair",
     "toy-far": "Far",

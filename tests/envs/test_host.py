@@ -35,7 +35,9 @@ from nous_node.protocol.tasks import assign
 from .conftest import EOS, DreamEngine
 from .foreign import DEEDS, install_worlds
 
-TRUSTED = Access(trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree", "toy-chatty"))
+TRUSTED = Access(
+    trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree", "toy-chatty", "toy-brittle")
+)
 """Without the sandbox, which has tests of its own."""
 
 
@@ -248,6 +250,16 @@ def test_innocent_groups_begin_anew_with_what_was_sampled_for_them(
 ) -> None:
     run(settings, engine, [job(bad, deed("dies")), *[job(bad, deed("well"))] * 7])
     assert [len(batch) for batch in engine.batches] == [32]
+
+
+def test_what_waits_for_the_policy_when_another_group_dies_is_not_asked_for_twice(
+    foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    brittle = registry.make("toy-brittle", {}, TRUSTED)
+    failed, *others = run(settings, engine, [job(brittle, 1), *[job(brittle, 0)] * 3])
+    assert "exit code 4" in str(failed)
+    assert all(isinstance(one, list) for one in others)
+    assert [len(batch) for batch in engine.batches] == [12]
 
 
 def test_a_process_that_cannot_start_is_nobodys_fault(
