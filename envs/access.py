@@ -12,6 +12,10 @@ DEFAULT_MEMORY: Final = 2 << 30
 """Bytes of a child's address space: sympy, numpy and the word lists of text games take a quarter of it."""
 
 
+DEFAULT_SECONDS: Final = 60
+"""Of one call: no prompt and no scorer takes a minute."""
+
+
 class Access(msgspec.Struct, frozen=True):
     """Set by flags and settings; the default allows what needs no permission."""
 
@@ -23,6 +27,8 @@ class Access(msgspec.Struct, frozen=True):
     """Environment id -> URL of the server that it may talk to."""
     memory: int = DEFAULT_MEMORY
     """Bytes of address space of one host process."""
+    seconds: float = DEFAULT_SECONDS
+    """That an environment may take for one call."""
     hidden: tuple[str, ...] = ()
     """Folders that no environment sees: the home, with its keys."""
 
@@ -32,9 +38,12 @@ class Access(msgspec.Struct, frozen=True):
         home: Path,
         trusted: tuple[str, ...] = (),
         servers: Mapping[str, str] | None = None,
+        memory: int = DEFAULT_MEMORY,
+        seconds: float = DEFAULT_SECONDS,
     ) -> Access:
         """Of a node with this home."""
-        return cls(trusted, str(home / "envs"), dict(servers or {}), hidden=(str(home),))
+        folder = str(home / "envs")
+        return cls(trusted, folder, dict(servers or {}), memory, seconds, hidden=(str(home),))
 
     def trusts(self, name: str) -> bool:
         """Whether an environment runs without the sandbox: it or its family was named."""

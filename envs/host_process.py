@@ -13,6 +13,7 @@ from typing import Final, TypeVar, cast
 
 from nous_node.protocol.rollouts import Trajectory
 
+from .access import DEFAULT_SECONDS
 from .child import Child, ChildEnded
 from .environment import Policy, Task
 from .errors import BrokenEnvironment, EnvironmentFailed
@@ -34,8 +35,7 @@ from .host_messages import (
 )
 from .sandbox import Launch
 
-CALL_S: Final = 60.0
-"""Seconds that an environment may take for one call: no prompt and no scorer takes a minute."""
+CALL_S: Final = float(DEFAULT_SECONDS)
 START_S: Final = 180.0
 """Seconds until a process has started and an environment is made: libraries of 300 MB from a slow disk."""
 
@@ -45,11 +45,12 @@ A = TypeVar("A", bound=FromHost)
 class HostProcess:
     """One process at a time, started when it is needed. For one thread at a time.
 
-    `seconds`: of a call; `start`: until it has started.
+    `seconds`: of a call, instead of the launch's; `start`: until it has started.
     """
 
-    def __init__(self, launch: Launch, seconds: float = CALL_S, start: float = START_S) -> None:
-        self.launch, self.seconds, self.start = launch, seconds, start
+    def __init__(self, launch: Launch, seconds: float | None = None, start: float = START_S) -> None:
+        self.launch, self.start = launch, start
+        self.seconds = launch.seconds if seconds is None else seconds
         self.child: Child[ToHost, FromHost] | None = None
         self.slots: dict[int, Make] = {}
         """How each environment is made."""

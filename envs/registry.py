@@ -358,7 +358,9 @@ def _of(
     python: Path, access: Access, *, sandboxed: bool, network: bool, places: tuple[Path, ...] = ()
 ) -> Launch:
     hidden = tuple(Path(one) for one in access.hidden)
-    return Launch(python, HOST, places, places, sandboxed, network, access.memory, hidden)
+    return Launch(
+        python, HOST, places, places, sandboxed, network, access.memory, hidden, seconds=access.seconds
+    )
 
 
 def _unsafe(name: str, what: str, why: str) -> str:

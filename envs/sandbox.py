@@ -28,6 +28,7 @@ import nous_node.envs
 import nous_node.protocol
 
 from . import seccomp
+from .access import DEFAULT_SECONDS
 from .errors import CannotStart
 from .limits import MAX_OPEN, allowed
 from .mounts import OURS, View, mounts
@@ -73,6 +74,8 @@ class Launch:
     """Folders that it sees empty even where they lie under something readable."""
     hash_seed: int = 0
     """PYTHONHASHSEED. Any other than 0 is for finding out who depends on it. [EVM-5]"""
+    seconds: float = DEFAULT_SECONDS
+    """That whoever asks waits for an answer."""
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from nous_node.envs.access import NONE, Access
+from nous_node.envs.access import DEFAULT_MEMORY, DEFAULT_SECONDS, NONE, Access
 from nous_node.protocol.errors import LocalError
 
 from .home import HOME_VARIABLE, Home, disk_errors
@@ -31,6 +31,9 @@ DEFAULT_NICE: Final = 10
 """The worker steps back for everything else on the machine."""
 DEFAULT_DISK: Final = 20_000_000_000
 """Two checkpoints of a model of 2 billion parameters in bf16, and what is being fetched."""
+
+MAX_ENV_SECONDS: Final = 3_600
+"""A scorer that takes an hour holds up everything else on its node."""
 
 DEFAULT_NEIGHBOURS: Final = 8
 MAX_NEIGHBOURS: Final = 32
@@ -90,8 +93,12 @@ class Settings(msgspec.Struct, frozen=True):
     """Environments, or whole families, that run without the sandbox, as this user."""
     env_server: tuple[str, ...] = ()
     """`NAME=URL`: servers that environments may talk to."""
+    env_memory: int = DEFAULT_MEMORY
+    """Bytes that one process of environments may take. No flag: few need another."""
+    env_seconds: int = DEFAULT_SECONDS
+    """That an environment may take for one call before it is ended. No flag either."""
     access: Access = NONE
-    """What the two come to in this home; no setting of its own."""
+    """What the four come to in this home; no setting of its own."""
 
 
 class _Kind(NamedTuple):
@@ -125,7 +132,7 @@ def load_settings(
             values[name] = _value(f"The flag --{name.replace('_', '-')}", name, raw)
     settings = msgspec.convert(values, Settings)
     servers = dict(one.split("=", 1) for one in settings.env_server)
-    access = Access.of(home.path, settings.trust_env, servers)
+    access = Access.of(home.path, settings.trust_env, servers, settings.env_memory, settings.env_seconds)
     return msgspec.structs.replace(settings, access=access)
 
 
@@ -248,6 +255,8 @@ _KINDS: Final[dict[str, _Kind]] = {
     "mdns": _Kind("true or false", _yes_or_no),
     "trust_env": _Kind("names of environments or families", _list_of("")),
     "env_server": _Kind("NAME=URL, once for each environment", _servers),
+    "env_memory": _Kind("a size such as 2GiB", parse_size),
+    "env_seconds": _whole(1, MAX_ENV_SECONDS),
 }
 
 

@@ -171,6 +171,14 @@ def test_what_environments_may_do_is_of_the_home_and_its_owner(home: Home) -> No
     assert access.servers == {"openenv/echo": "http://127.0.0.1:8000/?a=b"}
 
 
+def test_bounds_of_environments_are_settings_without_a_flag(home: Home) -> None:
+    environ = {"NOUS_NODE_ENV_MEMORY": "512MiB", "NOUS_NODE_ENV_SECONDS": "5"}
+    access = load_settings(home, written(home, "env_seconds = 9"), environ, {}).access
+    assert (access.memory, access.seconds) == (512 << 20, 5)
+    with pytest.raises(LocalError, match="env_seconds cannot be"):
+        load_settings(home, None, {"NOUS_NODE_ENV_SECONDS": "0"}, {})
+
+
 def test_what_environments_may_do_is_no_setting_by_itself(home: Home) -> None:
     with pytest.raises(LocalError, match="no setting 'access'"):
         load_settings(home, written(home, "access = 1"), {}, {})
