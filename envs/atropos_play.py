@@ -82,6 +82,11 @@ class Played:
             (session for player in conversations.players for session in player.sessions if session.sampled),
             key=lambda session: session.trajectory,
         )
+        if len(sessions) != len(found):
+            raise EnvironmentFailed(
+                f"{self.info.id} stopped waiting for an answer: what happens in a group must not depend on "
+                "time. Take longer time-outs, or none."
+            )
         return [
             session.finish(worth.reward, worth.components, worth.advantages, worth.advantage)
             for session, worth in zip(sessions, found, strict=True)

@@ -142,9 +142,9 @@ def code_notice(recipe: Recipe, *, builds: bool) -> str:
     if recipe.sources:
         return (
             f"{' and '.join(recipe.sources)} come as source: their own build code runs with your rights, "
-            "outside the sandbox. All else is wheels: nothing of them runs until an environment does."
+            "outside the sandbox. All else is wheels, which bring no build code."
         )
-    return "Only wheels are taken: nothing of them runs until an environment does, then in the sandbox."
+    return "Only wheels are taken: no build code of theirs runs here. Environments run in the sandbox."
 
 
 def interpreter(place: Path) -> Path:

@@ -158,10 +158,16 @@ def test_a_conversation_of_many_turns_is_one_trajectory_with_its_own_advantages(
 
 
 @pytest.mark.ecosystem
-def test_text_that_the_policy_did_not_say_is_not_trained(make: Make, settings: PolicySettings) -> None:
-    (outcome,) = played(make("Invents"), settings, 1)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("Invents", "nothing that the policy said"), ("Hurries", "stopped waiting for an answer")],
+)
+def test_a_group_that_is_not_what_the_policy_said_is_given_up(
+    name: str, words: str, make: Make, settings: PolicySettings
+) -> None:
+    (outcome,) = played(make(name), settings, 1)
     assert isinstance(outcome, EnvironmentFailed)
-    assert "nothing that the policy said" in str(outcome)
+    assert words in str(outcome)
 
 
 @pytest.mark.ecosystem

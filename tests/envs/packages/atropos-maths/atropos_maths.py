@@ -1,5 +1,6 @@
 """Environments as authors of Atropos write them: nothing in here knows of this project."""
 
+import asyncio
 import random
 from typing import TypedDict
 
@@ -139,3 +140,15 @@ class Invents(Sums):
         tokens = self.tokenizer.encode(item["question"] + f" {item['answer']}!")
         assert completion.choices
         return ScoredDataGroup(tokens=[tokens], masks=[tokens], scores=[1.0]), []
+
+
+class Hurries(Sums):
+    """Does not wait for its answers."""
+
+    async def collect_trajectories(self, item: Row) -> tuple[ScoredDataGroup | None, list[Item]]:
+        asked = asyncio.ensure_future(self.server.completion(prompt="1 + 1 =", n=1, max_tokens=4))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await self.server.completion(prompt=item["question"], n=1, max_tokens=4)
+        return None, []
