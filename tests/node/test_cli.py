@@ -97,7 +97,7 @@ def test_wrong_flags_are_input_errors(arguments: list[str], monkeypatch: pytest.
     ("arguments", "sentence"),
     [
         (["init", "../a"], "cannot be called"),
-        (["init", "a", "--env", "chess"], "Installed: sort-digits"),
+        (["init", "a", "--env", "chess"], "no environment 'chess' here. Installed: "),
         (["init", "a", "--env", "sort-digits=0"], "whole number"),
         (["init", "a", "--group", "1"], "See `nous-node init --help`"),
         (["init", "a", "--group", "0"], "--group cannot be 0: it takes a whole number from 2 to 1,024."),
