@@ -47,6 +47,39 @@ ModelFlag = Annotated[
 def register(app: typer.Typer) -> None:
     """Adds the commands to the command line."""
     app.add_typer(env_app, name="env")
+    app.command("eval", epilog=EXIT_CODES)(eval_)
+
+
+def eval_(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A transformers folder, such as a checkpoint, or a hub's id."),
+    ],
+    env: Annotated[list[str], typer.Option("--env", metavar="NAME", help="An environment; may be repeated.")],
+    tasks: Annotated[int, typer.Option(min=1, max=65_536, metavar="N", help="Held-out tasks.")] = 128,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Take the most probable token each time. The default.")
+    ] = False,
+    temperature: Annotated[
+        float | None, typer.Option(min=1e-6, max=10, metavar="T", help="Sample instead.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Sampled tokens of one trajectory, at most.")
+    ] = None,
+    config: SettingFlag = None,
+    trust_env: TrustFlag = None,
+    env_server: ServerFlag = None,
+    home: HomeFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Score a model on tasks that no run assigns, with a 95 % interval."""
+    from .env_commands import run_eval
+    from .eval_model import EvalOptions
+
+    if greedy and temperature is not None:
+        raise typer.BadParameter("--greedy and --temperature exclude each other: name one of them.")
+    options = EvalOptions(model, env, config or [], tasks, temperature, max_tokens)
+    raise typer.Exit(run_eval(options, home, trust_env, env_server, json=json))
 
 
 @env_app.command("list", epilog=EXIT_CODES)
@@ -128,6 +161,35 @@ def try_(
 
     rules = TryOptions(model, seed, config or [], level, group, max_tokens, temperature, html, tokens)
     raise typer.Exit(run_try(name, rules, home, trust_env, env_server, json=json))
+
+
+@env_app.command("check", epilog=EXIT_CODES)
+def check(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="An environment, or a family: all its members.")
+    ],
+    config: SettingFlag = None,
+    tasks: Annotated[int, typer.Option(min=2, max=1_000, metavar="N", help="Tasks to look at.")] = 8,
+    model: ModelFlag = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Members at once.")] = 2,
+    deadline: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="SECONDS", help="Of one call. Default: what nodes allow."),
+    ] = None,
+    trust_env: TrustFlag = None,
+    env_server: ServerFlag = None,
+    home: HomeFlag = None,
+    json: JsonFlag = False,
+) -> None:
+    """Look for what would go wrong in a run: tasks that differ, nonsense that is paid, hangs, leaks.
+
+    Plays it in several processes with policies that make their answers up; the model is asked for its
+    tokenizer and its conversation format only.
+    """
+    from .env_commands import CheckOptions, run_check
+
+    options = CheckOptions(model, config or [], tasks, jobs, deadline)
+    raise typer.Exit(run_check(name, options, home, trust_env, env_server, json=json))
 
 
 @env_app.command("install", epilog=EXIT_CODES)

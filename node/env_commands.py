@@ -1,10 +1,14 @@
-"""The commands about environments, behind their flags: `env try`, `env check` and `eval`."""
+"""The commands about environments, behind their flags: `env try`, `env check` and `eval`.
+
+Torch is imported by those that need a policy.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
@@ -15,13 +19,16 @@ from nous_node.envs.errors import EnvironmentFailed
 
 from .cli_commands import access_of, home_path
 from .cli_exit import Exit
-from .env_colours import print_tried
+from .env_check import CONTEXT, GROUP, TURN_TOKENS
 from .env_config import read_config
-from .env_page import write_page
 from .env_policy import trial
-from .env_try import try_once
+from .env_survey import Survey, print_checked, survey_family
 from .home import Home
+from .step_view import steps
 from .wording import printable
+
+if TYPE_CHECKING:
+    from .eval_model import EvalOptions
 
 MAX_CAUSE = 2_000
 """Characters of what went wrong with an environment."""
@@ -57,6 +64,10 @@ def run_try(
     json: bool,
 ) -> int:
     """Plays a group and shows it; the exit code. Raises LocalError, ModelError, an EnvError."""
+    from .env_colours import print_tried
+    from .env_page import write_page
+    from .env_try import try_once
+
     access, config = allowed(home, trusted, servers), read_config(options.config)
     environment = registry.make(name, config, access)
     tried_with = trial(options.model, options.group, options.max_tokens)
@@ -80,3 +91,58 @@ def run_try(
 def _failed(text: str, *, chat: bool) -> str:
     step = "" if chat or "conversation format" not in text else " Name a chat model with --model FOLDER."
     return printable(f"The group was given up. {text}{step}", MAX_CAUSE)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What the command line of `env check` says."""
+
+    model: str | None
+    config: list[str]
+    tasks: int
+    jobs: int
+    deadline: float | None
+
+
+def run_check(
+    name: str,
+    options: CheckOptions,
+    home: Path | None,
+    trusted: list[str] | None,
+    servers: list[str] | None,
+    *,
+    json: bool,
+) -> int:
+    """Checks an environment, or all members of a family; the exit code. Raises LocalError, an EnvError."""
+    access, config = allowed(home, trusted, servers), read_config(options.config)
+    base = trial(options.model, GROUP).settings
+    settings = replace(base, max_tokens=TURN_TOKENS, context=CONTEXT)
+    survey = Survey(access, config, settings, options.tasks, options.deadline)
+    family = name in registry.entries() and registry.offer(name, access).members is not None
+    if family:
+        return survey_family(survey, name, options.jobs, json=json)
+    checked = survey.check(name)
+    if json:
+        print(msgspec.json.encode(checked).decode())
+    else:
+        print_checked(checked, Console(highlight=False, markup=False))
+    return Exit.FAILED if checked.verdict == "FAILED" else Exit.OK
+
+
+def run_eval(
+    options: EvalOptions,
+    home: Path | None,
+    trusted: list[str] | None,
+    servers: list[str] | None,
+    *,
+    json: bool,
+) -> int:
+    """Plays held-out tasks of each environment. Raises LocalError, ModelError, an EnvError."""
+    from .eval_model import evaluate, score_lines
+
+    access = allowed(home, trusted, servers)
+    with steps(as_json=json) as told:
+        scores = evaluate(options, access, told)
+    for line in [msgspec.json.encode(one).decode() for one in scores] if json else score_lines(scores):
+        print(line)
+    return Exit.FAILED if all(one.failed == one.tasks for one in scores) else Exit.OK

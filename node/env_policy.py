@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nous_node.envs.chat import load_chat, recommend
 from nous_node.envs.chat_tokens import template_source
 from nous_node.envs.environment import Chat, PolicySettings
 from nous_node.protocol.errors import LocalError
 from nous_node.trainer.model_folder import check_folder, model_facts, read_config
-from nous_node.trainer.policy import Policy
 from nous_node.trainer.tokenizer import load_tokenizer
 
 from .create import BaseModel, stop_ids
 from .model_source import model_folder
 from .plan import DEFAULT_MAX_TOKENS, DEFAULT_MODEL, EMBEDDED_MAX_TOKENS, RunPlan
+
+if TYPE_CHECKING:
+    from nous_node.trainer.policy import Policy
 
 CREATED: Final = 1_750_000_000_000
 """The time that templates see: the same whenever something is tried."""
@@ -32,7 +34,9 @@ class Trial:
     """Why it has no conversation format; empty where it has one, or is the embedded default."""
 
     def policy(self) -> Policy:
-        """With its weights. Raises ModelError."""
+        """With its weights. Imports torch. Raises ModelError."""
+        from nous_node.trainer.policy import Policy
+
         return Policy.load(self.base.source, self.base.dtype)
 
 
