@@ -32,8 +32,8 @@ DEFAULT_NICE: Final = 10
 DEFAULT_DISK: Final = 20_000_000_000
 """Two checkpoints of a model of 2 billion parameters in bf16, and what is being fetched."""
 
-MAX_ENV_SECONDS: Final = 3_600
-"""A scorer that takes an hour holds up everything else on its node."""
+MAX_ENV_SECONDS: Final = 100
+"""A worker of which nothing is heard for two minutes is ended."""
 
 DEFAULT_NEIGHBOURS: Final = 8
 MAX_NEIGHBOURS: Final = 32

@@ -36,6 +36,7 @@ from .niceness import step_back
 from .pipe import ParentPipe
 from .policy_settings import policy_settings
 from .preparing import Preparing, check_weights
+from .replays import Replays
 from .selfcheck import SelfCheck, UnfitError
 from .versions import folder_tensors
 from .worker_messages import (
@@ -81,7 +82,9 @@ class Ready:
         self.call_seconds = 0.0
         """Of its last call."""
         self.selfcheck: SelfCheck | None = None
+        self.replays: Replays | None = None
         if load.first is not None:
+            self.replays = Replays(load.first, self.manifest, self.settings, self.environment)
             self.selfcheck = SelfCheck(
                 load.first, self.manifest, self.settings, self.environment, load.memory
             )
@@ -101,8 +104,9 @@ class Ready:
         else:
             self.policy.swap_tensors(weights)
         self.folder, self.checkpoint = folder, load.checkpoint
-        if self.selfcheck is not None and load.first is not None:
-            self.selfcheck.renew(load.first)
+        for check in (self.selfcheck, self.replays):
+            if check is not None and load.first is not None:
+                check.renew(load.first)
         return weights is not None
 
     def environment(self, index: int) -> Environment:
@@ -186,6 +190,8 @@ def serve(pipe: ParentPipe[FromWorker, ToWorker]) -> None:
                 case Generate(orders) if ready is not None:
                     began, ready.engine_seconds = time.monotonic(), 0.0
                     groups = _made(ready, orders, tell)
+                    if ready.replays is not None:
+                        groups = ready.replays.checked(ready.checkpoint, orders, groups, tell.alive)
                     took = time.monotonic() - began
                     tell.flush()
                     _check(ready, orders, groups, pipe)
