@@ -19,7 +19,7 @@ from nous_node.protocol.rollouts import Role
 
 from .bridge import Bridge
 from .chat_tokens import Vocabulary
-from .environment import Chat, Message, Piece, Tool
+from .environment import Message, Piece, Tool
 from .errors import BadChat, EnvironmentFailed
 from .prefix_checks import check
 from .renderer_format import RENDERERS, RendererFormat, known_form
@@ -38,7 +38,7 @@ _ANOTHER_TIME: Final = 40 * 86_400_000 + 3_723_000
 """Ms from a run's creation to another month, day, hour, minute and second."""
 
 
-def load_chat(folder: Path, form: str, created: int) -> Chat:
+def load_chat(folder: Path, form: str, created: int) -> ModelChat:
     """The format `form` of a run manifest, for the model in `folder`. `created`: the run's, ms since 1970.
 
     Raises BadChat: a format that is not known here, no template, or one that fails a check; it says which.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nous_node.envs import registry
 from nous_node.envs.access import NONE, Access
-from nous_node.envs.chat import TEMPLATE, load_chat
+from nous_node.envs.chat import TEMPLATE, ModelChat, load_chat
 from nous_node.envs.chat_tokens import template_source
 from nous_node.envs.errors import BadChat
 from nous_node.protocol.checkpoints import FileEntry, file_entry, files_hash, weights_hash
@@ -102,8 +102,8 @@ def create_run(
     source = model_folder(plan.model) if plan.model else DEFAULT_MODEL
     base = BaseModel.of(source, plan)
     environments = [_environment(key, entry, access) for key, entry in plan.environments.items()]
-    chat = _chat(source, plan.chat, now, tell)
-    sampling = _sampling(plan, base)
+    form, chat = _chat(source, plan.chat, now, tell)
+    sampling = _sampling(plan, base, stop_ids(source, chat))
     learning = learning_text(plan.learning, embedded=base.embedded)
     folder = path / "checkpoints" / BASE
     with disk_errors(path):
@@ -124,7 +124,7 @@ def create_run(
         shards=plan.shards,
         thresholds=thresholds,
         limits=_limits(plan, base),
-        chat=chat,
+        chat=form,
     )
     body = manifest.to_bytes()
     _check(body)
@@ -139,9 +139,11 @@ def folder_entries(folder: Path) -> list[FileEntry]:
     return [file_entry(path, _blocks(folder / path)) for path in paths]
 
 
-def stop_ids(folder: Path) -> list[int]:
-    """Every end-of-sequence id that config.json and generation_config.json name, sorted."""
-    found: set[int] = set()
+def stop_ids(folder: Path, chat: ModelChat | None = None) -> list[int]:
+    """Every end-of-sequence id that config.json and generation_config.json name, sorted, and what closes an
+    answer in the run's conversation format: not every model names it, and turns would never end by
+    themselves."""
+    found: set[int] = set() if chat is None else {chat.close}
     configs = [read_config(folder)]
     if (folder / GENERATION_FILE).is_file():
         configs.append(read_json(folder / GENERATION_FILE))
@@ -198,21 +200,18 @@ def read_json(path: Path) -> dict[str, object]:
     return value
 
 
-def _chat(source: Path, wanted: str | None, now: int, tell: Callable[[str], object]) -> str:
+def _chat(
+    source: Path, wanted: str | None, now: int, tell: Callable[[str], object]
+) -> tuple[str, ModelChat | None]:
     """The conversation format of the run: what the plan says, else the model's template where it has one that
     can be extended token by token."""
     if wanted is not None:
-        if wanted:
-            load_chat(source, wanted, now)
-        return wanted
+        return wanted, load_chat(source, wanted, now) if wanted else None
     try:
-        if not template_source(source):
-            return ""
-        load_chat(source, TEMPLATE, now)
+        return (TEMPLATE, load_chat(source, TEMPLATE, now)) if template_source(source) else ("", None)
     except BadChat as error:
         tell(f"There is no conversation format: {error}")
-        return ""
-    return TEMPLATE
+        return "", None
 
 
 def _environment(name: str, plan: EnvironmentPlan, access: Access) -> EnvironmentEntry:
@@ -229,7 +228,7 @@ def _environment(name: str, plan: EnvironmentPlan, access: Access) -> Environmen
     return EnvironmentEntry(name, version, plan.weight, plan.config, plan.advantages)
 
 
-def _sampling(plan: RunPlan, base: BaseModel) -> SamplingRules:
+def _sampling(plan: RunPlan, base: BaseModel, stop: list[int]) -> SamplingRules:
     max_tokens = plan.max_tokens or (EMBEDDED_MAX_TOKENS if base.embedded else DEFAULT_MAX_TOKENS)
     if max_tokens >= base.context:
         raise LocalError(
@@ -240,7 +239,7 @@ def _sampling(plan: RunPlan, base: BaseModel) -> SamplingRules:
         mode=plan.sampling,
         temperature=plan.temperature,
         max_tokens=max_tokens,
-        stop=stop_ids(base.source),
+        stop=stop,
         # f16 would add 4e-4 to the mean difference: nothing beside bf16's .04, too much beside fp32's 1e-5.
         logprobs=plan.logprobs or ("f32" if base.dtype == "float32" else "f16"),
     )

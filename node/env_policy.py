@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from nous_node.envs.chat import load_chat, recommend
+from nous_node.envs.chat import ModelChat, load_chat, recommend
 from nous_node.envs.chat_tokens import template_source
-from nous_node.envs.environment import Chat, PolicySettings
+from nous_node.envs.environment import PolicySettings
 from nous_node.protocol.errors import LocalError
 from nous_node.trainer.model_folder import check_folder, model_facts, read_config
 from nous_node.trainer.tokenizer import load_tokenizer
@@ -56,14 +56,14 @@ def trial(model: str | None, group: int, max_tokens: int | None = None) -> Trial
         group,
         most,
         facts.context,
-        frozenset(stop_ids(source)),
+        frozenset(stop_ids(source, chat)),
         chat=chat,
         vocabulary=facts.vocab_size,
     )
     return Trial(base, settings, note)
 
 
-def _chat(source: Path) -> tuple[Chat | None, str]:
+def _chat(source: Path) -> tuple[ModelChat | None, str]:
     """The format that a run of this model would have, or why it would have none."""
     if not template_source(source):
         return None, ""

@@ -14,6 +14,7 @@ from nous_node.envs.environment import Message
 from nous_node.envs.errors import BadChat, EnvError
 from nous_node.node.calibration import embedded_thresholds
 from nous_node.node.create import create_run, folder_entries, stop_ids
+from nous_node.node.env_policy import trial
 from nous_node.node.learning import EXPLAINED, Learning, learning_text, read_learning
 from nous_node.node.plan import (
     DEFAULT_MODEL,
@@ -253,6 +254,23 @@ def test_the_models_own_format_is_named_where_it_can_be_extended(tmp_path: Path)
     settings = policy_settings(run.manifest, Policy.load(run.checkpoint(0)).tokenizer, run.checkpoint(0))
     assert settings.chat is not None
     assert settings.chat.prompt([Message("user", "hi")])
+
+
+@pytest.mark.parametrize("wanted", [None, "template"])
+@pytest.mark.parametrize(("close", "stop"), [("<eos>", [258]), ("<bos>", [257, 258])])
+def test_what_closes_an_answer_is_a_stop_token(
+    tmp_path: Path, close: str, stop: list[int], wanted: str | None
+) -> None:
+    folder = templated(tmp_path / "model", EXTENDS.replace("<eos>", close))
+    plan = msgspec.structs.replace(PLAN, uncalibrated=True, model=str(folder), chat=wanted)
+    assert create_run(tmp_path / "run", "run", ROOT, plan, NOW).manifest.sampling.stop == stop
+    assert trial(str(folder), group=1).settings.stop == frozenset(stop)
+
+
+def test_a_run_without_a_format_stops_where_the_model_says(tmp_path: Path) -> None:
+    folder = templated(tmp_path / "model", EXTENDS.replace("<eos>", "<bos>"))
+    plan = msgspec.structs.replace(PLAN, uncalibrated=True, model=str(folder), chat="")
+    assert create_run(tmp_path / "run", "run", ROOT, plan, NOW).manifest.sampling.stop == [258]
 
 
 def test_a_format_that_cannot_be_extended_is_told_and_left_out(tmp_path: Path) -> None:
