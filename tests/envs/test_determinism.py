@@ -97,13 +97,64 @@ def test_seeds_beyond_numpys_are_folded(seed: int) -> None:
         assert float(numpy.random.random()) == drawn
 
 
+LATE = {
+    "numpy": "import numpy; drawn = float(numpy.random.random())",
+    "numpy.random": "from numpy import random; drawn = random.randint(1 << 30)",
+    "sympy": "from sympy.core.random import rng; drawn = rng.random()",
+}
+"""Statements that import a stream's module where they draw."""
+
+BLOCKS = {
+    "seeded": "with seeded(7):",
+    "stream made before": "with before:",
+    "stream made then": "with Rng(7):",
+    "inner block": "with seeded(8), seeded(7):",
+}
+
+
+@pytest.mark.parametrize(
+    ("late", "block"),
+    [*(("numpy", block) for block in BLOCKS), ("numpy.random", "seeded"), ("sympy", "seeded")],
+)
+def test_the_first_task_of_a_process_draws_like_the_second(late: str, block: str) -> None:
+    """A library that imports what it draws from where it draws: nothing may tell the first time."""
+    if importlib.util.find_spec(late.split(".")[0]) is None:
+        pytest.skip(f"{late} is not installed")
+    told = _told(
+        "from nous_node.envs.determinism import Rng, seeded\n"
+        "def draw(before):\n"
+        f"    {BLOCKS[block]}\n"
+        f"        {LATE[late]}\n"
+        "    return drawn\n"
+        "first, second = Rng(7), Rng(7)\n"
+        "print(draw(first) == draw(second))"
+    )
+    assert told == ["True"]
+
+
+def test_what_is_imported_between_blocks_is_left_alone() -> None:
+    told = _told(
+        "from nous_node.envs.determinism import seeded\n"
+        "with seeded(7): pass\n"
+        "import numpy; free = numpy.random.random()\n"
+        "with seeded(7): bound = numpy.random.random()\n"
+        "print(free == bound)"
+    )
+    assert told == ["False"]
+
+
 def test_nothing_heavy_is_imported_for_it() -> None:
-    code = (
+    told = _told(
         "import sys; from nous_node.envs.determinism import seeded\n"
         "with seeded(1): pass\n"
         "print('numpy' in sys.modules, 'sympy' in sys.modules)"
     )
-    told = subprocess.run(
+    assert told == ["False", "False"]
+
+
+def _told(code: str) -> list[str]:
+    """What a process of its own prints."""
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    assert told.stdout.split() == ["False", "False"]
+    return done.stdout.split()
