@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import site
+import tomllib
 from importlib.metadata import Distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -38,4 +39,25 @@ def _checkout(distribution: Distribution) -> Path | None:
         editable = bool(said.get("dir_info", {}).get("editable"))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Path(unquote(url.path)) if editable and url.scheme == "file" else None
+    if not editable or url.scheme != "file":
+        return None
+    folder = Path(unquote(url.path))
+    return folder if _is_of(folder, normal(distribution.name)) else None
+
+
+def _is_of(folder: Path, name: str) -> bool:
+    """Whether a folder is a project of this name. A package may bring a `direct_url.json` that no installer
+    wrote, which names the user's home: its own name is in none of the files there."""
+    built = [one.stem for place in ("", "src") for one in (folder / place).glob("*.egg-info")]
+    return name in {normal(one) for one in (*_declared(folder), *built) if isinstance(one, str)}
+
+
+def _declared(folder: Path) -> list[object]:
+    """The names that a project's files give it."""
+    try:
+        said = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))
+    except (OSError, ValueError):
+        return []
+    tool = said.get("tool")
+    tables = [said.get("project"), tool.get("poetry") if isinstance(tool, dict) else None]
+    return [table.get("name") for table in tables if isinstance(table, dict)]

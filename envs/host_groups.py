@@ -87,7 +87,8 @@ class Groups:
         self._working = 0
         """Whose code runs; 0: nobody's."""
         self._stray = 0.0
-        """Seconds that code of a group runs that nobody waits for."""
+        """Seconds that code of a group runs that nobody waits for, since a group went on. What the process
+        says of whose code runs ends none of it: it could say so for ever."""
         self._starts = 0
         """Environments that are being made: until then no group's clock runs."""
         self._starting = 0.0
@@ -168,7 +169,7 @@ class Groups:
     def _heard(self, message: FromHost) -> None:
         match message:
             case Working(call):
-                self._working, self._stray = call, 0.0
+                self._working = call
             case Ready():
                 self._starts, self._starting = max(0, self._starts - 1), 0.0
             case Refused(slot, text, kind):
@@ -178,6 +179,7 @@ class Groups:
             case Collected() | GaveUp() | Generate():
                 group = self._running.get(message.call)
                 if group is not None:
+                    self._stray = 0.0
                     self._told(group, message)
             case question if isinstance(question, Question):
                 self._answer(question)

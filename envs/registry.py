@@ -15,7 +15,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final, cast
@@ -212,7 +212,7 @@ def place(name: str, access: Access = NONE) -> Place:
     here = found.ours and not found.member
     if here:
         sandboxed = sandbox.unavailable() is None and not access.trusts(name)
-        launch = _of(Path(sys.executable), access, sandboxed=sandboxed, network=False)
+        launch = _of(found, Path(sys.executable), access, sandboxed=sandboxed, network=False)
     else:
         launch = _launch(found, info, access)
     return Place(info, found.point.value, found.member, launch, here)
@@ -260,6 +260,8 @@ def _find(name: str) -> _Found:
         points = _installed().get(head) if member else None
     if points is None:
         raise _unknown(name)
+    if head != name and name in _installed():
+        points = (*points, *_installed().get(head, ()))  # else it would take the place of a family's member
     if len(points) > 1:
         places = " and ".join(sorted(point.value for point in points))
         raise BrokenEnvironment(f"Two packages offer an environment {name!r}: {places}. Remove one of them.")
@@ -342,7 +344,7 @@ def _launch(found: _Found, info: EnvironmentInfo, access: Access) -> Launch:
         if info.scorer != "pure":
             raise UnknownEnvironment(_unsafe(found.name, "executes what the policy wrote", why))
         sandboxed = False  # our own adapter of a library that only computes
-    return _of(_python(found, access), access, sandboxed=sandboxed, network=network)
+    return _of(found, _python(found, access), access, sandboxed=sandboxed, network=network)
 
 
 def _foreign_launch(found: _Found, access: Access, *, network: bool) -> Launch:
@@ -351,16 +353,29 @@ def _foreign_launch(found: _Found, access: Access, *, network: bool) -> Launch:
     if sandboxed and (why := sandbox.unavailable()) is not None:
         raise UnknownEnvironment(_unsafe(found.name, "is somebody else's code", why))
     places = () if found.point.dist is None else distributions.places(found.point.dist)
-    return _of(Path(sys.executable), access, sandboxed=sandboxed, network=network, places=places)
+    python = Path(sys.executable)
+    return _of(found, python, access, sandboxed=sandboxed, network=network, places=places)
 
 
 def _of(
-    python: Path, access: Access, *, sandboxed: bool, network: bool, places: tuple[Path, ...] = ()
+    found: _Found,
+    python: Path,
+    access: Access,
+    *,
+    sandboxed: bool,
+    network: bool,
+    places: tuple[Path, ...] = (),
 ) -> Launch:
     hidden = tuple(Path(one) for one in access.hidden)
-    return Launch(
-        python, HOST, places, places, sandboxed, network, access.memory, hidden, seconds=access.seconds
-    )
+    launch = Launch(python, HOST, places, places, sandboxed, network, access.memory, hidden)
+    return replace(launch, seconds=access.seconds, whose=_whose(found))
+
+
+def _whose(found: _Found) -> str:
+    """Who answers for its code: one of our families, or a third party's distribution."""
+    if found.ours or found.point.dist is None:
+        return found.point.name
+    return f"{distributions.normal(found.point.dist.name)} {found.point.dist.version}"
 
 
 def _unsafe(name: str, what: str, why: str) -> str:

@@ -76,6 +76,9 @@ class Launch:
     """PYTHONHASHSEED. Any other than 0 is for finding out who depends on it. [EVM-5]"""
     seconds: float = DEFAULT_SECONDS
     """That whoever asks waits for an answer."""
+    whose: str = ""
+    """The family or the package that it is for: code in one process can change what other code in it does,
+    so that processes are shared within one of them only."""
 
 
 @functools.cache
@@ -192,6 +195,7 @@ def _variables(paths: Sequence[Path], hash_seed: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "PYTHONHASHSEED": str(hash_seed),  # reproducible environments [EVM-5]
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",  # its last words come out before it is killed
         "HOME": "/tmp",
         "USER": "nous",  # there is no /etc/passwd to look it up in
         "LANG": "C.UTF-8",

@@ -95,6 +95,8 @@ class SlowChat:
         (0, "is no message"),
         (1, "asked about texts for more than 0.5 s|did not end within|neither asked for tokens nor ended"),
         (2, "6400000 characters; 65536 are taken"),
+        (3, "ended 2 times while it was at work"),
+        (4, "ended 2 times while it was at work"),
     ],
 )
 def test_a_group_that_asks_without_end_is_given_up(

@@ -95,6 +95,25 @@ def test_two_packages_of_one_name_are_told_apart(offer) -> None:
         facts("sort-digits")
 
 
+@pytest.mark.parametrize("trusted", [(), ("reasoning-gym",)])
+def test_a_package_takes_the_place_of_no_member_of_a_family(trusted: tuple[str, ...], offer) -> None:
+    """Nor what the owner of the machine allows this family."""
+    offer(REASONING_GYM, ("reasoning-gym/leg_counting", "other:Legs"))
+    for use in (facts, registry.ids, registry.place, pinned):
+        with pytest.raises(BrokenEnvironment, match=r"Two packages offer.*other:Legs"):
+            use("reasoning-gym/leg_counting", Access(trusted=trusted))
+
+
+def test_what_others_answer_for_runs_in_processes_of_its_own(offer) -> None:
+    """Code in a process can change what other code in it does: a package the rewards of a family of ours."""
+    offer(("one", "one:One"), ("other", "other:Other"), REASONING_GYM)
+    found = [registry._find(name) for name in ("one", "other", "reasoning-gym/leg_counting")]
+    launches = {
+        registry._of(each, Path(sys.executable), Access(), sandboxed=True, network=False) for each in found
+    }
+    assert len(launches) == len(found)
+
+
 def test_nothing_heavy_is_imported_to_make_the_embedded_environment() -> None:
     program = (
         "import sys; from nous_node.envs.registry import make; make('sort-digits', {});"
@@ -189,8 +208,8 @@ def test_a_distribution_has_one_name(name: str, spelled: str) -> None:
 @pytest.mark.parametrize(
     ("said", "editable"),
     [
-        ('{"url": "file:///src/my%20coins", "dir_info": {"editable": true}}', True),
-        ('{"url": "file:///src/my%20coins", "dir_info": {}}', False),
+        ('{"url": "file://HERE/my%20coins", "dir_info": {"editable": true}}', True),
+        ('{"url": "file://HERE/my%20coins", "dir_info": {}}', False),
         ('{"url": "https://example.org/coins.whl"}', False),
         ('{"url": 1, "dir_info": {"editable": true}}', False),
         ("[]", False),
@@ -201,12 +220,50 @@ def test_a_distribution_has_one_name(name: str, spelled: str) -> None:
 def test_a_host_sees_where_an_editable_install_was_made_from(
     said: str | None, editable: bool, tmp_path: Path
 ) -> None:
-    facts = tmp_path / "coins-1.dist-info"
+    checkout = tmp_path / "my coins"
+    checkout.mkdir()
+    (checkout / "pyproject.toml").write_text('[project]\nname = "The_Coins"')
+    found = distributions.places(installed(tmp_path, said))
+    assert found == (tmp_path, *([checkout] if editable else []))
+
+
+def installed(folder: Path, said: str | None) -> PathDistribution:
+    """A distribution `the-coins` and its `direct_url.json`, with HERE for the folder."""
+    facts = folder / "the_coins-1.dist-info"
     facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: the-coins\nVersion: 1\n")
     if said is not None:
-        (facts / "direct_url.json").write_text(said)
-    found = distributions.places(PathDistribution(facts))
-    assert found == (tmp_path, *([Path("/src/my coins")] if editable else []))
+        (facts / "direct_url.json").write_text(said.replace("HERE", str(folder)))
+    return PathDistribution(facts)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "shown"),
+    [
+        ("pyproject.toml", '[project]\nname = "the-coins"', True),
+        ("pyproject.toml", '[tool.poetry]\nname = "The.Coins"', True),
+        ("the_coins.egg-info/PKG-INFO", "", True),
+        ("src/the_coins.egg-info/PKG-INFO", "", True),
+        (".ssh/id_ed25519", "a key", False),
+        ("pyproject.toml", '[project]\nname = "another-project"', False),
+        ("pyproject.toml", "no toml", False),
+        ("pyproject.toml", "tool = 1\nproject = [1]", False),
+        ("pyproject.toml", "[project]\nname = 1", False),
+        ("another.egg-info/PKG-INFO", "", False),
+    ],
+)
+def test_a_package_shows_its_host_no_folder_that_is_not_its_own_project(
+    file: str, text: str, shown: bool, tmp_path: Path
+) -> None:
+    """Who writes the package can put a `direct_url.json` into it that names the home of whoever installs
+    it."""
+    home = tmp_path / "home"
+    (home / file).parent.mkdir(parents=True)
+    (home / file).write_text(text)
+    found = distributions.places(
+        installed(tmp_path, '{"url": "file://HERE/home", "dir_info": {"editable": true}}')
+    )
+    assert (home in found) is shown
 
 
 def test_a_version_without_distributions_is_the_environments_own() -> None:

@@ -4,6 +4,8 @@ asked to make.
 
 from __future__ import annotations
 
+import time
+
 from nous_node.envs import host_messages as said
 from nous_node.envs.environment import Message, Score
 from nous_node.envs.framing import ParentPipe
@@ -66,7 +68,26 @@ def messages(call: int) -> None:
     pipe.send(said.GaveUp(call, reply.text))
 
 
-deeds = [empty_requests, templates, messages]
+def elsewhere(call: int) -> None:
+    """Says that code of groups runs that there never were, now this one and now that one."""
+    while True:
+        for other in range(call + 1, call + 5):
+            pipe.send(said.Working(other))
+            pipe.send(said.Working(0))
+            pipe.send(said.Working(other))
+            time.sleep(0.001)
+
+
+def by_turns(call: int) -> None:
+    """Says that it waits, and at once that code of nobody runs."""
+    while True:
+        pipe.send(said.Working(0))
+        pipe.send(said.Working(call + 1))
+        pipe.send(said.Ready(0))
+        time.sleep(0.01)
+
+
+deeds = [empty_requests, templates, messages, elsewhere, by_turns]
 
 if __name__ == "__main__":
     pipe: ParentPipe[said.FromHost, said.ToHost] = ParentPipe.take_over(said.ToHost)  # type: ignore[arg-type]
