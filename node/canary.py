@@ -121,8 +121,9 @@ class Canary(msgspec.Struct):
             return False
         best = self.good.measure
         harder = sum(max(0, level - self.good.levels.get(name, 0)) for name, level in levels.items())
-        fallen = measure.value < share ** (1 + harder) * best.value
-        return fallen and best.value - measure.value > MIN_ERRORS * math.hypot(best.error, measure.error)
+        lost = best.value - measure.value
+        allowed = (1 - share ** (1 + harder)) * abs(best.value)  # rewards may lie below 0
+        return lost > max(allowed, MIN_ERRORS * math.hypot(best.error, measure.error))
 
     def passed(
         self, version: int, measure: Measure, levels: Mapping[str, int], baseline: float | None

@@ -95,10 +95,15 @@ def test_each_harder_level_may_cost_the_share_once_more(now, collapsed) -> None:
     assert best(0.98).collapsed(share(now), HARD, SHARE) == collapsed
 
 
-def test_rewards_below_nothing_are_never_a_collapse() -> None:
+@pytest.mark.parametrize(
+    ("before", "now", "collapsed"),
+    [(-1.0, -0.6, False), (-1.0, -1.4, False), (-1.0, -1.6, True), (1.0, -0.1, True), (0.0, -0.01, False)],
+)
+def test_below_nothing_it_is_the_amount_that_is_halved(before, now, collapsed) -> None:
+    """Games pay losses with -1, and some environments nothing but losses."""
     canary = Canary()
-    canary.passed(20, Measure(-1.0, 0.01), EASY, None)
-    assert not canary.collapsed(Measure(-0.6, 0.01), EASY, SHARE)
+    canary.passed(20, Measure(before, 0.01), EASY, None)
+    assert canary.collapsed(Measure(now, 0.01), EASY, SHARE) == collapsed
 
 
 # --- the version to go back to -------------------------------------------------------------------
