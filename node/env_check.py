@@ -60,6 +60,8 @@ REWARD: Final = 1e-6
 SPACE: Final = 0.75
 """Share of its address space beyond which there is little left."""
 
+_HOLDS: Final = ("ok", "warning")
+
 _DENIED: Final = (
     "Operation not permitted",
     "Permission denied",
@@ -115,6 +117,8 @@ class Check:
     hosts: Hosts
     seeds: Sequence[bytes]
     rows: list[Row] = field(default_factory=list)
+    heard: str = ""
+    """What stood in the output of the process before."""
 
     def run(self) -> Checked:
         """Never raises what an environment does wrong."""
@@ -122,17 +126,18 @@ class Check:
         try:
             self._steps()
         except EnvError as error:
-            self._say(ROWS[len(self.rows)], "FAILED", str(error))
+            self._say(ROWS[len(self.rows)], "FAILED", f"{error}{_step(str(error))}")
         for name in ROWS[len(self.rows) :]:
             self._say(name, "skipped", "What comes before it failed.")
         verdicts = [row.verdict for row in self.rows]
         worst: Verdict = "FAILED" if "FAILED" in verdicts else "warning" if "warning" in verdicts else "ok"
-        same = all(row.verdict == "ok" for row in self.rows if row.name in ("tasks", "replay"))
+        same = all(row.verdict in _HOLDS for row in self.rows if row.name in ("tasks", "replay"))
         exact = same and self.place.info.reproducible == "exact"
         return Checked(self.place.info.id, worst, exact, time.monotonic() - began, self.rows)
 
     def _steps(self) -> None:
         began = time.monotonic()
+        self.heard = self.hosts.output(self.place)
         first = self.hosts.make(self.place, self.config, FIRST)
         where = "a sandboxed process" if self.place.launch.sandboxed else "a process without a sandbox"
         self._say("loads", "ok", f"Made in {where} in {time.monotonic() - began:.1f} s.")
@@ -160,7 +165,7 @@ class Check:
         groups = []
         for outcome in outcomes:
             if isinstance(outcome, EnvironmentFailed):
-                raise EnvironmentFailed(f"{outcome}{_step(str(outcome))}")
+                raise outcome
             groups.append(outcome)
         return groups
 
@@ -313,6 +318,7 @@ class Check:
 
     def _traces(self) -> None:
         traces = self.hosts.traces(self.place)
+        said = traces.stderr.removeprefix(self.heard)
         wrong, launch = [], self.place.launch
         if not launch.sandboxed:
             wrong.append("it runs without the sandbox, with all that you can read and reach")
@@ -322,13 +328,13 @@ class Check:
             wrong.append(
                 f"it left {plural(len(traces.processes), 'process')} running ({traces.processes[0]})"
             )
-        if any(word in traces.stderr for word in _DENIED):
+        if any(word in said for word in _DENIED):
             wrong.append("something was refused to it")
         notes = [*wrong]
         if traces.files > 0:
             notes.append(f"{plural(traces.files, 'file')} in its own folder /tmp")
-        if traces.stderr:
-            notes.append(f"it wrote to its output: {traces.stderr[-160:]}")
+        if said:
+            notes.append(f"it wrote to its output: {said[-160:]}")
         told = "; ".join(notes) or "no network, no files, no processes of its own"
         self._say("sandbox", "warning" if wrong else "ok", f"{told[0].upper()}{told[1:]}.")
         used = f"{size(traces.resident)} in use, {size(traces.space)} of {size(launch.memory)} address space"
@@ -345,7 +351,15 @@ def seeds(count: int) -> list[bytes]:
 
 
 def _step(text: str) -> str:
-    return " Name a chat model with --model FOLDER." if "no conversation format" in text else ""
+    """What to do about a failure, where its sentence does not say so."""
+    if "no conversation format" in text:
+        return " Name a chat model with --model FOLDER."
+    if any(word in text for word in _DENIED):
+        return (
+            " The sandbox has no network, starts no processes, and has no files but its own: do without, or "
+            "trust the environment with --trust-env NAME."
+        )
+    return ""
 
 
 def _prompt(group: Sequence[Trajectory]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,6 +79,11 @@ class Hosts:
         """Raises BadConfig, BrokenEnvironment, UnknownEnvironment, CannotStart."""
         return made_in(self.process(place, number), place.info, place.value, place.member, config)
 
+    def output(self, place: Place) -> str:
+        """The end of what the first process wrote so far, printable."""
+        child = self.process(place, FIRST).child
+        return "" if child is None else child.tail
+
     def traces(self, place: Place) -> Traces:
         """Of the first process."""
         child = self.process(place, FIRST).child
@@ -101,11 +107,13 @@ def _name(process: psutil.Process) -> str:
 
 
 def _files(pid: int) -> int:
-    """Files in the sandbox's own folder for them."""
-    count = 0
+    """Files in the sandbox's own folder for them, without what is mounted below it."""
+    folder, count = Path(f"/proc/{pid}/root/tmp"), 0
     with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/root/tmp").rglob("*"):
-            count += path.is_file() and not path.is_symlink()
+        device = folder.stat().st_dev
+        for path in folder.rglob("*"):
+            facts = path.lstat()
+            count += stat.S_ISREG(facts.st_mode) and facts.st_dev == device
             if count == MAX_FILES:
                 break
         return count
