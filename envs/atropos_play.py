@@ -62,9 +62,9 @@ class Played:
         _check_choices(info.id, config)
         self._config = _env_config(info.id, self._class, fields)
         self._lock = asyncio.Lock()
-        self._model: Any = None
-        """The environment after `setup`, of which every group gets a copy; None: each makes its own."""
-        self._ready = False
+        self._models: dict[tuple[int, int], Any] = {}
+        """The environment after `setup`, of which every group gets a copy; None: each makes its own. By the
+        rules of the policy that it was made for: those who evaluate have groups of one."""
 
     def task(self, seed: bytes, level: int) -> Task:
         """The item comes with the group: to find it needs the event loop. [ATR-2]"""
@@ -116,15 +116,16 @@ class Played:
 
     async def _environment(self, seed: bytes, speech: Speech) -> Any:
         """One in the state in which `setup` leaves it, with random generators of the task's. [ATR-2]"""
+        rules = speech.policy.group, speech.policy.context
         async with self._lock:
-            if not self._ready:
-                self._model = await Streams(bytes(32)).start(self._made(speech))
-                await self._learn(speech)
-                self._ready = True
-        if self._model is None:
+            if rules not in self._models:
+                model = await Streams(bytes(32)).start(self._made(speech))
+                self._models[rules] = await self._learnt(model, speech)
+        model = self._models[rules]
+        if model is None:
             made = await Streams(bytes(32)).start(self._made(speech))
         else:
-            made = _copied(self._model, speech)
+            made = _copied(model, speech)
         _reseed(made, small_seed(seed))
         return made
 
@@ -145,12 +146,13 @@ class Played:
             raise self._failed("cannot be set up", error) from error
         return made
 
-    async def _learn(self, speech: Speech) -> None:
-        """Whether it can be copied, and which counter `get_next_item` steps."""
+    async def _learnt(self, model: Any, speech: Speech) -> Any:
+        """The model, None if it cannot be copied. Finds which counter `get_next_item` steps."""
+        kept = tried = model
         try:
-            tried = _copied(self._model, speech)
+            tried = _copied(model, speech)
         except Exception:  # locks, clients and the like
-            self._model, tried = None, self._model
+            kept = None
         if self._counter is None:
             before = _numbers(tried)
             await Streams(bytes(32)).start(self._next(tried))
@@ -158,6 +160,7 @@ class Played:
                 name for name, value in _numbers(tried).items() if before.get(name, value) + 1 == value
             ]
             self._counter = stepped[0] if len(stepped) == 1 else ""
+        return kept
 
     async def _item(self, environment: Any, seed: bytes) -> Any:
         """The item of a seed. [ATR-2]"""

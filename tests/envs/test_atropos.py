@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,17 @@ def test_groups_are_replayed_to_the_last_token_and_reward(
         assert replay(fresh, fresh.task(bytes([number]) * 32, 0), group, settings, 0.0) == made
     shown = {text(settings, trajectories(outcome)[0]) for outcome in outcomes}
     assert len(shown) == 3 or name == "Guesses"  # whose prompt does not show the digit
+
+
+@pytest.mark.ecosystem
+@pytest.mark.parametrize("name", ["Sums", "Chats", "Guesses"])
+def test_groups_do_not_depend_on_the_rules_of_those_played_before(
+    name: str, make: Make, settings: PolicySettings
+) -> None:
+    """A trainer evaluates with groups of one, and replays those of its run in the same process."""
+    used, fresh = make(name), make(name, {"max_token_length": 511})
+    assert [len(trajectories(one)) for one in played(used, replace(settings, group=1))] == [1, 1, 1]
+    assert played(used, settings) == played(fresh, settings)
 
 
 @pytest.mark.ecosystem
