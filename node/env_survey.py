@@ -18,6 +18,7 @@ from nous_node.envs import registry
 from nous_node.envs.access import Access
 from nous_node.envs.environment import PolicySettings
 from nous_node.envs.errors import EnvError
+from nous_node.envs.registry import Place
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.runs import Setting
 
@@ -45,20 +46,25 @@ class Survey:
     """Seconds of one call; None: what nodes allow."""
 
     def check(self, name: str) -> Checked:
-        """In processes of its own."""
+        """In processes of its own. Raises UnknownEnvironment for what is not there; all else is a row."""
         with Hosts(self.deadline) as hosts:
-            return self.check_in(hosts, name)
+            return self.check_in(hosts, self.place(name))
 
-    def check_in(self, hosts: Hosts, name: str) -> Checked:
-        """Raises UnknownEnvironment for what is not there; all else is a row."""
-        place = registry.place(name, self.access)
-        config = registry.served(name, self.config, self.access)
+    def place(self, name: str) -> Place:
+        """Raises UnknownEnvironment, BrokenEnvironment. Not for use in threads: what a third party offers is
+        asked of a process that all of them share."""
+        registry.served(name, self.config, self.access)
+        return registry.place(name, self.access)
+
+    def check_in(self, hosts: Hosts, place: Place) -> Checked:
+        """In these processes."""
+        config = registry.served(place.info.id, self.config, self.access)
         return Check(place, config, self.settings, hosts, seeds(self.tasks)).run()
 
-    def member(self, hosts: Hosts, name: str) -> Checked:
-        """The same for a member of a family: one that cannot be looked at is a row as well."""
+    def member(self, name: str) -> Place | Checked:
+        """Where a member of a family runs; one that cannot be looked at is a failed row at once."""
         try:
-            return self.check_in(hosts, name)
+            return self.place(name)
         except EnvError as error:
             return Checked(name, "FAILED", False, 0.0, [Row(ROWS[0], "FAILED", str(error))])
 
@@ -105,19 +111,22 @@ def survey_family(survey: Survey, family: str, jobs: int, *, json: bool) -> int:
 
 def _each(survey: Survey, names: Sequence[str], jobs: int) -> Iterator[Checked]:
     """As they are done; each job has processes of its own, which all members share."""
+    places = [survey.member(name) for name in names]
     with ExitStack() as stack, ThreadPoolExecutor(jobs) as threads:
         free: queue.Queue[Hosts] = queue.Queue()
         for _ in range(jobs):
             free.put(stack.enter_context(Hosts(survey.deadline)))
 
-        def one(name: str) -> Checked:
+        def one(found: Place | Checked) -> Checked:
+            if isinstance(found, Checked):
+                return found
             hosts = free.get()
             try:
-                return survey.member(hosts, name)
+                return survey.check_in(hosts, found)
             finally:
                 free.put(hosts)
 
-        waiting = [threads.submit(one, name) for name in names]
+        waiting = [threads.submit(one, found) for found in places]
         try:
             for ended in as_completed(waiting):
                 yield ended.result()

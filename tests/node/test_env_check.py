@@ -66,7 +66,7 @@ def test_every_broken_environment_has_a_verdict() -> None:
 @pytest.mark.parametrize("name", VERDICTS)
 def test_what_is_wrong_is_said_in_its_row(name: str, hosts: Hosts, survey: Survey) -> None:
     row, verdict, words = VERDICTS[name]
-    checked = survey.member(hosts, f"broken-{name}")
+    checked = survey.check_in(hosts, survey.place(f"broken-{name}"))
     found = {one.name: one for one in checked.rows}
     assert list(found) == list(ROWS)
     assert found[row].verdict == verdict, checked
@@ -100,7 +100,7 @@ def test_json_has_the_rows(
 
 
 def test_settings_that_it_does_not_take_are_a_failed_row(hosts: Hosts, survey: Survey) -> None:
-    checked = replace(survey, config={"length": 0}).member(hosts, "sort-digits")
+    checked = replace(survey, config={"length": 0}).check_in(hosts, survey.place("sort-digits"))
     assert (checked.rows[0].verdict, checked.rows[1].verdict) == ("FAILED", "skipped")
     assert "`length`" in checked.rows[0].text
 
