@@ -66,8 +66,8 @@ class Good(msgspec.Struct, frozen=True):
     measure: Measure
     levels: dict[str, int]
     """Of the tasks that it was taught."""
-    baseline: float | None = None
-    """Running mean reward."""
+    baselines: dict[str, float] = {}
+    """Running mean reward of each environment."""
 
 
 class Canary(msgspec.Struct):
@@ -126,14 +126,18 @@ class Canary(msgspec.Struct):
         return lost > max(allowed, MIN_ERRORS * math.hypot(best.error, measure.error))
 
     def passed(
-        self, version: int, measure: Measure, levels: Mapping[str, int], baseline: float | None
+        self,
+        version: int,
+        measure: Measure,
+        levels: Mapping[str, int],
+        baselines: Mapping[str, float],
     ) -> None:
         """A version that was measured and is well."""
         best = self.good
         if best is None or levels != best.levels or measure.value >= best.measure.value:
             if best is not None and measure.value > best.measure.value:
                 self.halvings = max(0, self.halvings - 1)
-            self.good = Good(version, measure, dict(levels), baseline)
+            self.good = Good(version, measure, dict(levels), dict(baselines))
 
     def roll_back(self, version: int) -> Good:
         """`version` is to have the weights of the one returned."""

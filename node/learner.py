@@ -22,7 +22,7 @@ import numpy as np
 from nous_node.envs.environment import Environment, PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.errors import Code, NousError
-from nous_node.trainer.advantage import Baseline
+from nous_node.trainer.advantage import Baseline, baselines_of, means_of
 from nous_node.trainer.checkpoint import save_checkpoint, save_private, tensor_hash
 from nous_node.trainer.errors import CheckpointError, TensorError
 from nous_node.trainer.optim import Optimizer
@@ -36,6 +36,7 @@ from .delta_writer import DeltaWriter
 from .evaluation import Accuracy, held_out_accuracy
 from .examiner import Examined, Examiner
 from .learner_messages import (
+    BASELINE,
     Broken,
     Candidate,
     FromLearner,
@@ -87,7 +88,8 @@ class Learner:
     participants: Participants
     canary: Canary
     deltas: DeltaWriter
-    baseline: Baseline
+    baselines: dict[str, Baseline]
+    """By environment: their rewards are on scales of their own."""
     note: str
     """What the trainer has to be told about how it was opened; empty where all was well."""
     flushed: float
@@ -133,7 +135,7 @@ class Learner:
             ),
             canary=Canary.beside(folder, model),
             deltas=DeltaWriter(folder),
-            baseline=Baseline(message.baseline),
+            baselines=baselines_of(message.baselines),
             note=fresh,
             flushed=-DURABLE_SECONDS,
         )
@@ -197,8 +199,8 @@ class Learner:
         rules = self.folder.manifest.sampling
         config = self.learning.update_config(rules.temperature, rules.max_tokens)
         made = [_group(group) for group in groups]
-        report = update(self.policy, self.optimizer, made, config, self.baseline)
-        self.baseline = report.baseline
+        report = update(self.policy, self.optimizer, made, config, self.baselines)
+        self.baselines = report.baselines
         staleness = float(np.mean([self.version - group.candidate.version for group in groups]))
         self.version += 1
         before = dict(self.curriculum.levels)
@@ -208,10 +210,11 @@ class Learner:
         return self._saved(groups, report, staleness, health)
 
     def _drop_aged(self) -> None:
-        """Groups that are too old to train on leave; their rewards still feed the baseline."""
+        """Groups that are too old to train on leave; their rewards still feed the baselines."""
         oldest = max(self.version - self.folder.manifest.staleness, self.canary.oldest)
         for group in self._leave(lambda one: one.candidate.version < oldest):
-            self.baseline = self.baseline.after(np.asarray(group.rewards))
+            known = self.baselines.get(group.environment, Baseline())
+            self.baselines[group.environment] = known.after(np.asarray(group.rewards))
 
     def _selected(self) -> list[CheckedGroup]:
         """The groups of the next update, none if it has to wait. [VER-14]"""
@@ -248,7 +251,7 @@ class Learner:
         return Health(None if greedy is None else good.measure.value, good, measure.value)
 
     def _passed(self, version: int, measure: Measure) -> None:
-        self.canary.passed(version, measure, self.curriculum.levels, self.baseline.value)
+        self.canary.passed(version, measure, self.curriculum.levels, means_of(self.baselines))
         self._set_rate()
 
     def _set_rate(self) -> None:
@@ -256,7 +259,7 @@ class Learner:
         self.optimizer.config = replace(config, rate=self.learning.rate * self.canary.rate)
 
     def _roll_back(self) -> Good:
-        """The policy, optimizer, levels and baseline of the best version; groups that the collapsed weights
+        """The policy, optimizer, levels and baselines of the best version; groups that the collapsed weights
         made are not trained on. From the disk, since memory may not hold a large model once more."""
         good = self.canary.roll_back(self.version)
         folder = self.folder.checkpoint(good.version)
@@ -272,7 +275,7 @@ class Learner:
             self.optimizer.reset()
         self._set_rate()
         self.curriculum.go_back(good.levels)
-        self.baseline = Baseline(good.baseline)
+        self.baselines = baselines_of(good.baselines)
         self._leave(lambda one: True)
         return good
 
@@ -316,7 +319,7 @@ class Learner:
                 "zero_variance": float(report.zero_variance),
                 "tokens": float(report.tokens),
                 "staleness": staleness,
-                **({} if self.baseline.value is None else {"baseline": self.baseline.value}),
+                **{BASELINE + name: value for name, value in means_of(self.baselines).items()},
                 **health.stats(self.canary.rate),
             },
             eval={} if health.greedy is None else {"greedy": health.greedy},
@@ -353,11 +356,8 @@ def _resumed(optimizer: Optimizer, state: Path) -> str:
 
 
 def _group(group: CheckedGroup) -> Group:
-    return Group(
-        [_learnt(one) for one in group.trajectories],
-        group.rewards,
-        group.candidate.version,
-    )
+    learnt = [_learnt(one) for one in group.trajectories]
+    return Group(learnt, group.rewards, group.candidate.version, group.environment)
 
 
 def _learnt(one: CheckedTrajectory) -> Trajectory:

@@ -10,6 +10,10 @@ from nous_node.protocol.receipts import Receipt, State
 
 from .statistics import Drift
 
+BASELINE = "baseline/"
+"""Before an environment's id: its running mean reward, among the figures of each checkpoint, so that it
+survives the learner."""
+
 
 class Open(msgspec.Struct, tag=True):
     """Start at a published checkpoint."""
@@ -24,8 +28,8 @@ class Open(msgspec.Struct, tag=True):
     levels: dict[str, int]
     device: str
     threads: int
-    baseline: float | None = None
-    """Running reward mean, for advantages with a baseline."""
+    baselines: dict[str, float] = {}
+    """Running mean reward of each environment, for advantages with a baseline."""
     evaluate: bool = False
     """Whether to measure its held-out accuracy first."""
     access: Access = NONE

@@ -21,7 +21,7 @@ from .coach import Coach, LearnerError
 from .config import Settings
 from .events import Note, Report
 from .following import now_ms
-from .learner_messages import Candidate, Judged, Open, Rested, Updated, Verdicts
+from .learner_messages import BASELINE, Candidate, Judged, Open, Rested, Updated, Verdicts
 from .learning import Learning
 from .pipe import ChildDied
 from .publishing import Publisher
@@ -41,9 +41,6 @@ VERIFY_BATCH = 64
 
 BATCH_BYTES = 32 << 20
 """Of their bodies: on the wire a body may be a hundred times smaller."""
-
-BASELINE = "baseline"
-"""The running mean reward, among the figures of each checkpoint, so that it survives the learner."""
 
 LARGE_BYTES = 4 << 20
 """Of a batch as it is stored: what has more is unpacked in a thread, so that the network does not wait."""
@@ -125,7 +122,11 @@ class Lessons:
                 levels=dict(head.manifest.levels),
                 device=self._settings.device,
                 threads=self._settings.threads,
-                baseline=head.manifest.stats.get(BASELINE),
+                baselines={
+                    name.removeprefix(BASELINE): value
+                    for name, value in head.manifest.stats.items()
+                    if name.startswith(BASELINE)
+                },
                 evaluate=first,
                 access=self._settings.access,
             )

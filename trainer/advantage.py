@@ -10,7 +10,7 @@ SPIRAL, https://arxiv.org/abs/2506.24119). An agent with one trajectory is compa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,7 +35,7 @@ class AdvantageKind(StrEnum):
 
 @dataclass(frozen=True)
 class Baseline:
-    """The running mean reward, for REINFORCE; None until the first group."""
+    """The running mean reward of one environment, for REINFORCE; None until the first group."""
 
     value: float | None = None
 
@@ -45,6 +45,16 @@ class Baseline:
         if self.value is None:
             return Baseline(mean)
         return Baseline(BASELINE_DECAY * self.value + (1 - BASELINE_DECAY) * mean)
+
+
+def baselines_of(means: Mapping[str, float]) -> dict[str, Baseline]:
+    """From what `means_of` gave: those of a run go on from version to version."""
+    return {name: Baseline(mean) for name, mean in means.items()}
+
+
+def means_of(baselines: Mapping[str, Baseline]) -> dict[str, float]:
+    """The mean of each that has one."""
+    return {name: one.value for name, one in baselines.items() if one.value is not None}
 
 
 def group_advantages(

@@ -7,7 +7,7 @@ there is little to hack; the trust region keeps steps small); no value network (
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -88,11 +88,13 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Group:
-    """All samples of one task, made with checkpoint `version`, with their recomputed `rewards`."""
+    """All samples of one task, made with checkpoint `version`, with their recomputed `rewards`.
+    `environment`: whose task it is, where there are several; each has rewards on a scale of its own."""
 
     trajectories: Sequence[Trajectory]
     rewards: Sequence[float]
     version: int
+    environment: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class UpdateReport:
     """What an update did. Means are over trained tokens; `kl` is of behaviour from current policy, in nats.
 
     `zero_variance` groups had nothing to teach and were left out. `skipped_steps`: steps whose gradient was
-    not finite. `baseline` is to be handed to the next update."""
+    not finite. `baselines`, by environment, are to be handed to the next update."""
 
     loss: float
     reward: float
@@ -116,11 +118,15 @@ class UpdateReport:
     tokens: int
     steps: int
     skipped_steps: int
-    baseline: Baseline
+    baselines: dict[str, Baseline]
 
 
 def update(
-    policy: Policy, optimizer: Optimizer, groups: Sequence[Group], config: UpdateConfig, baseline: Baseline
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[Group],
+    config: UpdateConfig,
+    baselines: Mapping[str, Baseline],
 ) -> UpdateReport:
     """Changes the weights of `policy` by what `groups` teach.
 
@@ -128,13 +134,15 @@ def update(
     """
     samples: list[Sample] = []
     flat = flat_samples = 0
+    after = dict(baselines)
     for group in groups:
+        baseline = after.get(group.environment, Baseline())
         taught = _samples(group, config.advantage, baseline)
         samples += taught
         if not taught:
             flat += 1
             flat_samples += sum(not one.idle for one in group.trajectories)
-        baseline = baseline.after(np.asarray(group.rewards, np.float64))
+        after[group.environment] = baseline.after(np.asarray(group.rewards, np.float64))
     uncounted = flat_samples / config.minibatches if config.count_flat else 0.0
 
     tally = _Tally()
@@ -146,7 +154,7 @@ def update(
             before = None if proximal is None else flatten([proximal[i] for i in part], policy.device)
             _backward(policy, optimizer, chosen, before, config, uncounted, tally)
             tally.stepped(optimizer.step())
-    return tally.report(groups, flat, baseline)
+    return tally.report(groups, flat, after)
 
 
 def _samples(group: Group, kind: AdvantageKind, baseline: Baseline) -> list[Sample]:
@@ -272,7 +280,7 @@ class _Tally:
         else:
             self.skipped += 1
 
-    def report(self, groups: Sequence[Group], flat: int, baseline: Baseline) -> UpdateReport:
+    def report(self, groups: Sequence[Group], flat: int, baselines: dict[str, Baseline]) -> UpdateReport:
         tokens, steps = max(1, self.tokens), max(1, self.steps)
         rewards = [reward for group in groups for reward in group.rewards]
         high, low, capped, truncated = (self.counts / tokens).tolist()
@@ -291,5 +299,5 @@ class _Tally:
             tokens=self.tokens,
             steps=self.steps,
             skipped_steps=self.skipped,
-            baseline=baseline,
+            baselines=baselines,
         )

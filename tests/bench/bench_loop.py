@@ -19,7 +19,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from nous_node.trainer.advantage import AdvantageKind, Baseline
+from nous_node.trainer.advantage import AdvantageKind
 from nous_node.trainer.generate import Completion, Request, generate, uniforms
 from nous_node.trainer.loss import Aggregation, Anchor, ClipRange
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
@@ -72,7 +72,7 @@ def greedy(policy: Policy, seed: int) -> float:
 def run(seed: int, arguments: argparse.Namespace, config: UpdateConfig) -> dict[str, object]:
     policy, volunteer = Policy.load(arguments.model), Policy.load(arguments.model)
     optimizer = Optimizer(policy, config.optimizer)
-    baseline, before = Baseline(), greedy(policy, seed)
+    baselines, before = {}, greedy(policy, seed)
     past = deque([{n: t.clone() for n, t in policy.tensors().items()}], maxlen=arguments.lag + 1)
     spent, steps, curve, flat = 0.0, 0, {}, 0
     marks = iter(arguments.marks)
@@ -85,8 +85,8 @@ def run(seed: int, arguments: argparse.Namespace, config: UpdateConfig) -> dict[
         groups, records = rollouts(volunteer, work, arguments.samples, steps, f"{seed} {steps}")
         if not arguments.unverified:
             prefill(volunteer, records, 1.0)
-        report = update(policy, optimizer, groups, config, baseline)
-        baseline, flat = report.baseline, flat + report.zero_variance
+        report = update(policy, optimizer, groups, config, baselines)
+        baselines, flat = report.baselines, flat + report.zero_variance
         past.append({n: t.clone() for n, t in policy.tensors().items()})
         steps += 1
         spent += time.process_time() - start + arguments.toll * arguments.prompts / 1e3

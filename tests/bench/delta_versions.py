@@ -16,7 +16,6 @@ import numpy as np
 from bench_loop import rollouts, tasks
 from smollm2 import chat_prompts
 
-from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import WEIGHTS_FILE, save_checkpoint
 from nous_node.trainer.generate import Request, generate
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
@@ -37,12 +36,12 @@ def versions(
     """The weights before the first of `count` updates and after each of them, stored in that dtype. An update
     without signal is tried again with other tasks; a file is gone when the next but one comes."""
     optimizer = Optimizer(policy, OptimizerConfig(rate=rate, warmup=0))
-    baseline, seed = Baseline(), 0
+    baselines, seed = {}, 0
     for version in range(count + 1):
         steps = optimizer.steps
         while version and optimizer.steps == steps:
-            report = update(policy, optimizer, rollouts(policy, seed), UpdateConfig(), baseline)
-            baseline, seed = report.baseline, seed + 1
+            report = update(policy, optimizer, rollouts(policy, seed), UpdateConfig(), baselines)
+            baselines, seed = report.baselines, seed + 1
         place = folder / f"{version % 2}"
         save_checkpoint(policy, place, stored, durable=False)
         yield place / WEIGHTS_FILE

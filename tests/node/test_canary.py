@@ -32,7 +32,7 @@ def share(value: float, tasks: int = TASKS) -> Measure:
 
 def best(value: float, version: int = 20, levels: dict[str, int] | None = None) -> Canary:
     canary = Canary()
-    canary.passed(version, share(value), levels or EASY, 0.5)
+    canary.passed(version, share(value), levels or EASY, {"": 0.5})
     return canary
 
 
@@ -81,7 +81,7 @@ def test_collapsed_is_below_half_and_beyond_chance(before, now, collapsed) -> No
 
 def test_few_tasks_prove_nothing() -> None:
     canary = Canary()
-    canary.passed(20, share(0.5, 4), EASY, None)
+    canary.passed(20, share(0.5, 4), EASY, {})
     assert not canary.collapsed(share(0.0, 4), EASY, SHARE)
 
 
@@ -102,7 +102,7 @@ def test_each_harder_level_may_cost_the_share_once_more(now, collapsed) -> None:
 def test_below_nothing_it_is_the_amount_that_is_halved(before, now, collapsed) -> None:
     """Games pay losses with -1, and some environments nothing but losses."""
     canary = Canary()
-    canary.passed(20, Measure(before, 0.01), EASY, None)
+    canary.passed(20, Measure(before, 0.01), EASY, {})
     assert canary.collapsed(Measure(now, 0.01), EASY, SHARE) == collapsed
 
 
@@ -111,10 +111,10 @@ def test_below_nothing_it_is_the_amount_that_is_halved(before, now, collapsed) -
 
 def test_the_best_version_is_the_one_to_go_back_to() -> None:
     canary = best(0.5, 20)
-    canary.passed(40, share(0.8), EASY, None)
-    canary.passed(60, share(0.7), EASY, None)
+    canary.passed(40, share(0.8), EASY, {})
+    canary.passed(60, share(0.7), EASY, {})
     assert good(canary) == (40, share(0.8).value)
-    canary.passed(80, share(0.8), EASY, None)
+    canary.passed(80, share(0.8), EASY, {})
     assert good(canary)[0] == 80
 
 
@@ -122,7 +122,7 @@ def test_slow_decline_is_measured_against_the_best() -> None:
     canary = best(0.9)
     for version, value in ((40, 0.8), (60, 0.65), (80, 0.5)):
         assert not canary.collapsed(share(value), EASY, SHARE)
-        canary.passed(version, share(value), EASY, None)
+        canary.passed(version, share(value), EASY, {})
     assert canary.collapsed(share(0.4), EASY, SHARE)
     assert good(canary)[0] == 20
 
@@ -130,7 +130,7 @@ def test_slow_decline_is_measured_against_the_best() -> None:
 def test_the_first_measurement_of_harder_tasks_is_the_new_mark() -> None:
     """Going back further would lose what was learnt of them."""
     canary = best(0.98)
-    canary.passed(40, share(0.7), HARD, None)
+    canary.passed(40, share(0.7), HARD, {})
     assert good(canary) == (40, share(0.7).value)
 
 
@@ -144,10 +144,10 @@ def test_each_rollback_halves_the_rate_and_each_new_best_doubles_it_again() -> N
         assert canary.roll_back(version).version == 20
         rates.append(canary.rate)
     assert rates == [0.5, 0.25, 0.125]
-    canary.passed(100, share(0.5), EASY, None)  # as good as ever is not better
+    canary.passed(100, share(0.5), EASY, {})  # as good as ever is not better
     assert canary.rate == 0.125
     for version, value in ((120, 0.6), (140, 0.65), (160, 0.7), (180, 0.75)):
-        canary.passed(version, share(value), EASY, None)
+        canary.passed(version, share(value), EASY, {})
         rates.append(canary.rate)
     assert rates[3:] == [0.25, 0.5, 1.0, 1.0]
 
@@ -175,7 +175,7 @@ def test_the_mean_reward_of_a_window_of_updates_is_the_measure() -> None:
         canary.trained(0.8 + 0.01 * (number % 2), EASY)
     measure = canary.measured_by_rewards()
     assert measure is not None
-    canary.passed(20, measure, EASY, None)
+    canary.passed(20, measure, EASY, {})
     for _ in range(WINDOW):
         canary.trained(0.3, EASY)
     fallen = canary.measured_by_rewards()
@@ -216,13 +216,17 @@ def beside(make_folder: Any) -> Any:
 
 
 @given(
-    measures, levels, st.floats(-1, 1) | st.none(), st.integers(0, 3), st.lists(st.floats(0, 1), max_size=4)
+    measures,
+    levels,
+    st.dictionaries(st.text(max_size=4), st.floats(-1, 1), max_size=3),
+    st.integers(0, 3),
+    st.lists(st.floats(0, 1), max_size=4),
 )
 def test_what_is_known_is_kept_beside_the_optimizers_state(
-    tmp_path_factory, base_run, measure, harder, baseline, rollbacks, rewards
+    tmp_path_factory, base_run, measure, harder, baselines, rollbacks, rewards
 ) -> None:
     canary = Canary(rewards=rewards)
-    canary.passed(0, measure, harder, baseline)
+    canary.passed(0, measure, harder, baselines)
     for version in range(rollbacks):
         canary.roll_back(version)
     place: Path = tmp_path_factory.mktemp("run") / "optimizer"

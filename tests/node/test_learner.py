@@ -28,6 +28,7 @@ from nous_node.node.learner_messages import (
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.errors import Code, LocalError
 from nous_node.protocol.rollouts import RolloutGroup, Trajectory, pack_floats, trained_tokens
+from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.checkpoint import tensor_hash
 
 UPDATE = 4
@@ -209,7 +210,7 @@ def test_groups_that_became_too_old_are_dropped_and_reported_as_done(folder, hon
     learner.published(Published(folder.manifest.staleness + 1))
     assert learner.step() is None
     assert not learner.held
-    assert learner.baseline.value is not None
+    assert set(learner.baselines) == {"sort-digits"}
     fresh = [
         msgspec.structs.replace(one, version=folder.manifest.staleness + 1)
         for one in honest[2 : 2 + UPDATE]  # the same weights under another number
@@ -293,7 +294,7 @@ def test_an_optimizers_state_that_is_damaged_is_told_and_begins_afresh(folder, h
 
 
 def test_a_baseline_is_taken_up(folder) -> None:
-    assert Learner.open(opening(folder, baseline=0.25)).baseline.value == 0.25
+    assert Learner.open(opening(folder, baselines={"x": 0.25})).baselines == {"x": Baseline(0.25)}
 
 
 def test_settings_that_are_wrong_are_told(folder) -> None:

@@ -132,7 +132,7 @@ def test_policy_optimizer_levels_and_baseline_are_those_of_the_best_version(
     learner = Learner.open(opening(folder))
     scripted(monkeypatch, 0.8, 0.7, 0.1)
     lessons(learner, honest[:UPDATE])
-    best, baseline = weights(learner), learner.baseline
+    best, baseline = weights(learner), learner.baselines
     state = {name: tensor.clone() for name, tensor in learner.optimizer.state().items()}
     lessons(learner, honest[UPDATE : 2 * UPDATE])
     assert weights(learner) != best
@@ -140,7 +140,7 @@ def test_policy_optimizer_levels_and_baseline_are_those_of_the_best_version(
     updated = lessons(learner, honest[2 * UPDATE : 3 * UPDATE])
     assert (updated.version, updated.rolled_back, updated.good, updated.levels) == (3, 1, 1, {})
     assert updated.tensors == weights(learner) == best
-    assert (learner.optimizer.steps, learner.baseline) == (1, baseline)
+    assert (learner.optimizer.steps, learner.baselines) == (1, baseline)
     assert all((tensor == state[name]).all() for name, tensor in learner.optimizer.state().items())
 
 
@@ -187,7 +187,7 @@ def test_without_held_out_tasks_the_mean_reward_is_watched(make_folder, honest) 
     learner = Learner.open(opening(make_folder(groups=UPDATE, evaluate_every=1)))
     learner.environments = []
     learner.canary = Canary(levels=dict(learner.curriculum.levels))
-    learner.canary.passed(0, Measure(0.9, 0.01), learner.curriculum.levels, None)
+    learner.canary.passed(0, Measure(0.9, 0.01), learner.curriculum.levels, {})
     learner.canary.rewards = [0.2, 0.1] * (WINDOW // 2)
     updated = lessons(learner, honest[:UPDATE])
     assert (updated.rolled_back, updated.eval) == (0, {})

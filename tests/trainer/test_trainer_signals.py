@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nous_node.trainer.advantage import AdvantageKind, Baseline, group_advantages, has_signal
+from nous_node.trainer.advantage import AdvantageKind, Baseline, group_advantages, has_signal, means_of
 from nous_node.trainer.optim import Optimizer, OptimizerConfig
 from nous_node.trainer.policy import DEFAULT_FOLDER, Policy
 from nous_node.trainer.prefill import Recorded, prefill
@@ -49,7 +49,7 @@ def moved(policy: Policy, groups: list[Group], kind: AdvantageKind = AdvantageKi
     trajectories = [one for group in groups for one in group.trajectories]
     before = [logprobs(policy, one).sum() for one in trajectories]
     optimizer = Optimizer(policy, OptimizerConfig(rate=1e-4, warmup=0))
-    update(policy, optimizer, groups, UpdateConfig(advantage=kind), Baseline(0.0))
+    update(policy, optimizer, groups, UpdateConfig(advantage=kind), {"": Baseline(0.0)})
     return [float(logprobs(policy, one).sum() - old) for one, old in zip(trajectories, before, strict=True)]
 
 
@@ -66,6 +66,20 @@ def test_the_less_bad_of_two_answers_gains(policy, kind, rewards):
 def test_a_negative_reward_alone_pushes_away_from_a_baseline(policy):
     (change,) = moved(policy, [Group([base_model(policy, "73")], [-1.0], 0)], AdvantageKind.REINFORCE)
     assert change < 0
+
+
+@pytest.mark.parametrize("scales", [(1.0, -100.0), (0.0, 1000.0)])
+def test_each_environment_has_a_baseline_of_its_own(policy, scales):
+    """An answer that is usual in its environment teaches nothing, whatever others are paid elsewhere."""
+    groups = [
+        Group([base_model(policy, "73")], [scale], 0, name)
+        for name, scale in zip("ab", scales, strict=True)
+        for _ in range(3)
+    ]
+    optimizer = Optimizer(policy, OptimizerConfig(rate=1e-4, warmup=0))
+    report = update(policy, optimizer, groups, UpdateConfig(advantage=AdvantageKind.REINFORCE), {})
+    assert means_of(report.baselines) == pytest.approx(dict(zip("ab", scales, strict=True)))
+    assert report.gradient_norm == 0
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -103,12 +117,10 @@ def test_an_advantage_of_zero_is_not_trained_but_counts_in_the_baseline(policy):
     best, good, bad = (base_model(policy, text) for text in ("1248", "1284", "9000"))
     idle = replace(best, advantage=0.0)
     optimizer = Optimizer(policy, OptimizerConfig())
-    report = update(
-        policy, optimizer, [Group([idle, good, bad], [9.0, 1.0, 0.0], 0)], UpdateConfig(), Baseline()
-    )
+    report = update(policy, optimizer, [Group([idle, good, bad], [9.0, 1.0, 0.0], 0)], UpdateConfig(), {})
     assert report.tokens == 8  # four of each of the others
     assert report.reward == pytest.approx(10 / 3)
-    assert report.baseline.value == pytest.approx(10 / 3)
+    assert report.baselines[""].value == pytest.approx(10 / 3)
     fresh = Policy.load(DEFAULT_FOLDER, threads=1)
     _, behind, last = moved(fresh, [Group([idle, good, bad], [9.0, 1.0, 0.0], 0)])
     assert behind < 0  # better than the other, and worse than the mean
@@ -123,7 +135,7 @@ def test_a_group_of_which_nothing_is_to_be_learnt_leaves_the_step_as_it_is(polic
     for groups in ([taught], [taught, idle]):
         other = Policy.load(DEFAULT_FOLDER, threads=1)
         config = UpdateConfig(count_flat=count_flat)
-        report = update(other, Optimizer(other, OptimizerConfig()), groups, config, Baseline())
+        report = update(other, Optimizer(other, OptimizerConfig()), groups, config, {})
         norms.append(report.gradient_norm)
     assert report.zero_variance == 1
     assert norms[0] == norms[1]
@@ -131,7 +143,7 @@ def test_a_group_of_which_nothing_is_to_be_learnt_leaves_the_step_as_it_is(polic
 
 def test_shaped_advantages_train_a_group_of_equal_rewards(policy):
     shaped = Group([base_model(policy, "73", advantage=1.0), base_model(policy, "90")], [1.0, 1.0], 0)
-    report = update(policy, Optimizer(policy, OptimizerConfig()), [shaped], UpdateConfig(), Baseline())
+    report = update(policy, Optimizer(policy, OptimizerConfig()), [shaped], UpdateConfig(), {})
     assert (report.zero_variance, report.tokens) == (0, 4)
     assert report.gradient_norm > 0
 

@@ -59,10 +59,10 @@ def fresh(policy: Policy, **changes: object) -> tuple[Optimizer, UpdateConfig]:
 def test_reward_rises(dtype, kind):
     policy = Policy.load(DEFAULT_FOLDER, dtype, threads=1)
     optimizer, config = fresh(policy, advantage=kind, optimizer=OptimizerConfig(rate=3e-3, warmup=2))
-    baseline, rewards = Baseline(), []
+    baselines, rewards = {}, []
     for version in range(12):
-        report = update(policy, optimizer, make_groups(policy, version=version), config, baseline)
-        baseline = report.baseline
+        report = update(policy, optimizer, make_groups(policy, version=version), config, baselines)
+        baselines = report.baselines
         rewards.append(report.reward)
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.1
     assert optimizer.steps >= 9  # a version whose groups are all flat makes none
@@ -75,7 +75,7 @@ def test_the_budget_of_a_pass_does_not_change_the_update():
         if not share:
             policy.model.config.model_type = "unknown"
         optimizer, config = fresh(policy, token_budget=budget)
-        report = update(policy, optimizer, make_groups(policy), config, Baseline())
+        report = update(policy, optimizer, make_groups(policy), config, {})
         results.append((report.gradient_norm, report.loss, report.entropy, report.kl))
     np.testing.assert_allclose(results[1], results[0], atol=1e-5)
     np.testing.assert_allclose(results[2], results[0], atol=1e-5)
@@ -84,7 +84,7 @@ def test_the_budget_of_a_pass_does_not_change_the_update():
 @pytest.mark.parametrize("aggregation", list(Aggregation))
 def test_first_step_on_fresh_samples_is_neither_clipped_nor_truncated(policy, aggregation):
     optimizer, config = fresh(policy, aggregation=aggregation)
-    report = update(policy, optimizer, make_groups(policy), config, Baseline())
+    report = update(policy, optimizer, make_groups(policy), config, {})
     assert (report.clipped_high, report.clipped_low, report.capped, report.truncated) == (0, 0, 0, 0)
     assert abs(report.kl) < 1e-6
     assert 0 < report.tokens <= 4 * 6 * 8
@@ -95,7 +95,7 @@ def test_first_step_on_fresh_samples_is_neither_clipped_nor_truncated(policy, ag
 def test_epochs_and_minibatches_make_several_steps_around_one_policy(policy, anchor):
     fast = OptimizerConfig(rate=1e-2, warmup=0)
     optimizer, config = fresh(policy, anchor=anchor, epochs=4, minibatches=2, optimizer=fast)
-    report = update(policy, optimizer, make_groups(policy), config, Baseline())
+    report = update(policy, optimizer, make_groups(policy), config, {})
     assert report.steps == optimizer.steps == 8
     assert report.clipped_high + report.clipped_low > 0
     assert report.kl > 1e-4
@@ -111,7 +111,7 @@ def test_stale_tokens_are_clipped_around_their_own_policy_or_weighted(policy):
     reports = {}
     for anchor in Anchor:
         optimizer, config = fresh(policy, anchor=anchor)
-        reports[anchor] = update(policy, optimizer, stale, config, Baseline())
+        reports[anchor] = update(policy, optimizer, stale, config, {})
     assert reports[Anchor.BEHAVIOUR].clipped_high > 0.2
     assert reports[Anchor.BEHAVIOUR].truncated == 0
     assert reports[Anchor.PROXIMAL].clipped_high == 0
@@ -123,12 +123,12 @@ def test_groups_without_signal_are_dropped_but_counted(policy):
     flat = [Group(g.trajectories, [1.0] * len(g.rewards), 0) for g in groups]
     optimizer, config = fresh(policy)
     before = weights(policy)
-    report = update(policy, optimizer, flat, config, Baseline())
+    report = update(policy, optimizer, flat, config, {})
     assert (report.groups, report.zero_variance, report.tokens, report.steps) == (4, 4, 0, 0)
     assert report.reward == 1.0
-    assert report.baseline.value == 1.0
+    assert report.baselines[""].value == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before, weights(policy), strict=True))
-    mixed = update(policy, optimizer, [groups[0], *flat[1:]], config, report.baseline)
+    mixed = update(policy, optimizer, [groups[0], *flat[1:]], config, report.baselines)
     assert (mixed.zero_variance, mixed.steps) == (3, 1)
     assert mixed.tokens == sum(len(t.behaviour_logprobs) for t in groups[0].trajectories)
 
@@ -140,7 +140,7 @@ def test_flat_groups_can_count_in_the_mean(policy):
     for count in (False, True):
         other = Policy.load(DEFAULT_FOLDER, threads=1)
         optimizer, config = fresh(other, count_flat=count)
-        norms.append(update(other, optimizer, groups, config, Baseline()).gradient_norm)
+        norms.append(update(other, optimizer, groups, config, {}).gradient_norm)
     assert norms[1] == pytest.approx(norms[0] / 4, rel=1e-4)
 
 
@@ -151,7 +151,7 @@ def test_advantages_of_the_environment_override_those_of_the_group(policy):
         for t in groups[0].trajectories
     ]
     optimizer, config = fresh(policy)
-    report = update(policy, optimizer, [Group(own, groups[0].rewards, 0)], config, Baseline())
+    report = update(policy, optimizer, [Group(own, groups[0].rewards, 0)], config, {})
     assert report.gradient_norm == 0
     assert report.zero_variance == 0
 
@@ -166,22 +166,22 @@ def test_a_step_that_is_not_finite_changes_nothing(policy):
     ]
     optimizer, config = fresh(policy)
     before = weights(policy)
-    report = update(policy, optimizer, [Group(own, groups[0].rewards, 0)], config, Baseline())
+    report = update(policy, optimizer, [Group(own, groups[0].rewards, 0)], config, {})
     assert report.skipped_steps == 1
     assert all(torch.equal(a, b) for a, b in zip(before, weights(policy), strict=True))
 
 
 def test_no_groups_are_no_update(policy):
     optimizer, config = fresh(policy)
-    report = update(policy, optimizer, [], config, Baseline(0.5))
-    assert (report.steps, report.groups, report.baseline.value) == (0, 0, 0.5)
+    report = update(policy, optimizer, [], config, {"": Baseline(0.5)})
+    assert (report.steps, report.groups, report.baselines[""].value) == (0, 0, 0.5)
 
 
 def test_a_group_whose_rewards_do_not_match_is_refused(policy):
     group = make_groups(policy, 1)[0]
     optimizer, config = fresh(policy)
     with pytest.raises(BatchError, match="6 trajectories has 5 rewards"):
-        update(policy, optimizer, [Group(group.trajectories, group.rewards[:5], 0)], config, Baseline())
+        update(policy, optimizer, [Group(group.trajectories, group.rewards[:5], 0)], config, {})
 
 
 @pytest.mark.parametrize("change", [{"minibatches": 0}, {"temperature": 0.0}, {"token_budget": 0}])
@@ -225,5 +225,5 @@ def test_masters_keep_what_bf16_would_lose():
 def test_a_policy_in_fp32_has_no_second_copy(policy):
     optimizer = Optimizer(policy, OptimizerConfig())
     assert not optimizer.state()
-    update(policy, optimizer, make_groups(policy), UpdateConfig(), Baseline())
+    update(policy, optimizer, make_groups(policy), UpdateConfig(), {})
     assert {name.split("/")[0] for name in optimizer.state()} == {"exp_avg", "exp_avg_sq"}

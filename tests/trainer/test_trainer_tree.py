@@ -18,7 +18,6 @@ from transformers import (
 )
 
 from nous_node.trainer import batch as batch_module
-from nous_node.trainer.advantage import Baseline
 from nous_node.trainer.batch import flatten, micro_batches
 from nous_node.trainer.errors import BatchError
 from nous_node.trainer.loss import chosen_logprobs
@@ -229,7 +228,7 @@ def test_trees_teach_what_their_paths_teach(name, folders, small_folder):
     reports = []
     for group in (trees, paths):
         policy = policy_of(name, folders, small_folder)
-        report = update(policy, Optimizer(policy, OptimizerConfig()), [group], UpdateConfig(), Baseline())
+        report = update(policy, Optimizer(policy, OptimizerConfig()), [group], UpdateConfig(), {})
         reports.append((report.tokens, report.gradient_norm, report.loss, report.entropy, report.kl))
     assert reports[0] == pytest.approx(reports[1], rel=1e-4)
 
