@@ -44,9 +44,9 @@ class Exit(IntEnum):
 
 
 EXIT_CODES = """Exit codes: 0 ok · 1 the demo did not learn, doctor found a problem, audit another verdict
-than was recorded, a checkpoint is damaged, or an environment failed · 2 bad input (flag, invite, file) · 3 network (unreachable,
-port in use) · 4 storage (disk full, damaged state) · 5 internal error · 130 Ctrl-C pressed
-twice""".replace("\n", " ")
+than was recorded, a checkpoint is damaged, or an environment failed · 2 bad input (flag, invite, file) · 3
+network (unreachable, port in use) · 4 storage (disk full, damaged state) · 5 internal error · 130 Ctrl-C
+pressed twice""".replace("\n", " ")
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

@@ -79,7 +79,8 @@ def _head(index: int, sample: Sample) -> Text:
         (f"Trajectory {index}{agent}", "bold"),
         f"  reward {sample.reward:g}",
         (f"  [{named}]" if named else "", "dim"),
-        f"  advantage {_advantage(sample)}  {sample.sampled} tokens sampled, ends by {sample.finish}",
+        f"  advantage {_advantage(sample)}  {sample.sampled} tokens sampled, ends by "
+        f"{printable(sample.finish, 64)}",
     )
 
 
@@ -93,7 +94,7 @@ def _part(part: Part, *, tokens: bool) -> Iterator[Text]:
     style, gutter = (TRAINED if part.trained else UNTRAINED), GUTTERS[part.trained]
     if part.parent is not None:
         yield Text(f"  goes on from segment {part.parent}:", "dim")
-    label = f"{part.role:>9} {gutter} "
+    label = f"{printable(part.role, 64):>9} {gutter} "
     if tokens:
         yield from _tokens(part, label, style)
         return
@@ -115,12 +116,12 @@ def _tokens(part: Part, label: str, style: str) -> Iterator[Text]:
         said = "  ".join(f"{value:.4f}" for value in token.logprobs)
         given = "  ".join(f"{value:+.2f}" for value in token.advantages)
         yield Text.assemble(
-            (label, style), f"{ids:>8}  {said:>10}  {given:>6}  ", (repr_of(token.text), style)
+            (label, style), f"{ids:>8}  {said:>10}  {given:>6}  ", (quoted(token.text), style)
         )
         label = f"{'':9} {GUTTERS[part.trained]} "
 
 
-def repr_of(text: str) -> str:
+def quoted(text: str) -> str:
     """A token's text on one line, with its spaces to be seen."""
     return f"'{printable(text, 200)}'"
 

@@ -10,7 +10,7 @@ from nous_node.protocol.errors import LocalError
 from nous_node.protocol.runs import Setting
 
 
-class _One(msgspec.Struct):
+class _One(msgspec.Struct, forbid_unknown_fields=True):
     value: Setting
 
 

@@ -26,7 +26,19 @@ from nous_node.protocol.identity import Identity
 from nous_node.protocol.runs import Invite
 from nous_node.trainer.errors import CheckpointError, ModelError
 
-COMMANDS = ["init", "train", "join", "relay", "demo", "status", "doctor", "calibrate", "peers", "audit"]
+COMMANDS = [
+    "init",
+    "train",
+    "join",
+    "relay",
+    "demo",
+    "status",
+    "doctor",
+    "calibrate",
+    "peers",
+    "audit",
+    "eval",
+]
 GROUPS = ["identity", "receipts", "checkpoints", "env"]
 
 
