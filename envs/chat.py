@@ -171,7 +171,7 @@ class ModelChat:
                     f"The conversation format of the run's model does not take these messages: {error}. Give "
                     "it others, or take another model."
                 ) from error
-            self._keep(key, shape, len(data) + sum(len(tool.parameters) for tool in tools))
+            self._keep(key, shape, len(data) + sum(_length(tool) for tool in tools))
         return shape.fill(self.vocabulary, masked.texts)
 
     def _keep(self, key: tuple[object, ...], shape: Shape, size: int) -> None:
@@ -180,6 +180,10 @@ class ModelChat:
             self._kept.clear()
             self._size = size
         self._kept[key] = shape
+
+
+def _length(tool: Tool) -> int:
+    return len(tool.name) + len(tool.description) + len(tool.parameters)
 
 
 def _check(messages: Sequence[Message]) -> None:

@@ -24,7 +24,7 @@ from .host_messages import (
 CHARACTERS: Final = 64
 """Characters of a text for each token of the context: no text with more can fit, and long texts take long."""
 LEAST_EACH: Final = 64
-"""What a message or a tool counts even where it is empty: a template has work with it."""
+"""What a message, a call or a tool counts even where it is empty: a template has work with it."""
 LEAST: Final = 65_536
 """Characters that are taken in any case."""
 
@@ -67,9 +67,14 @@ def _size(question: Question) -> int:
         case Decode(_, tokens) | ChatParse(_, tokens):
             return len(tokens)
         case ChatPrompt(_, messages, tools):
-            spoken = LEAST_EACH * (len(messages) + len(tools))
+            spoken = 0
         case ChatExtend(_, tokens, messages, tools):
-            spoken = len(tokens) + LEAST_EACH * (len(messages) + len(tools))
-    spoken += sum(len(one.content) + len(one.reasoning) for one in messages)
-    spoken += sum(len(call.arguments) for one in messages for call in one.tool_calls)
-    return spoken + sum(len(tool.description) + len(tool.parameters) for tool in tools)
+            spoken = len(tokens)
+    calls = [call for one in messages for call in one.tool_calls]
+    spoken += sum(_length(one.content, one.reasoning, one.tool_call_id, one.name) for one in messages)
+    spoken += sum(_length(call.id, call.name, call.arguments) for call in calls)
+    return spoken + sum(_length(tool.name, tool.description, tool.parameters) for tool in tools)
+
+
+def _length(*texts: str) -> int:
+    return LEAST_EACH + sum(map(len, texts))

@@ -36,6 +36,8 @@ MAX_SAID = 2_048
 """Characters of a sentence: one with two long names in it."""
 MAX_HELD_OUT = 65_536
 """Tasks of one evaluation."""
+MAX_ANSWERS = 65_536
+"""Answers that are scored at once: a score of three bytes takes a hundred once it is read."""
 MAX_MEMBERS = 65_536
 """Environments of one family: several times the largest collection there is."""
 
@@ -100,7 +102,7 @@ class ScoreAll(msgspec.Struct, tag=True):
     seed: bytes
     level: int
     held_out: int
-    answers: list[Answered]
+    answers: Annotated[list[Answered], Meta(max_length=MAX_ANSWERS)]
 
 
 class Rules(msgspec.Struct):
@@ -208,7 +210,7 @@ class Tasks(msgspec.Struct, tag=True):
 class Scores(msgspec.Struct, tag=True):
     """Answers ScoreAll, one for each answer."""
 
-    scores: list[Score]
+    scores: Annotated[list[Score], Meta(max_length=MAX_ANSWERS)]
 
 
 class Working(msgspec.Struct, tag=True):

@@ -12,11 +12,33 @@ from typing import Any
 import msgspec
 import pytest
 
-from nous_node.envs.environment import EnvironmentInfo, Message, Piece, PolicySettings, Task, Tool
+from nous_node.envs.chat import KEPT, ModelChat
+from nous_node.envs.environment import (
+    EnvironmentInfo,
+    Message,
+    Piece,
+    PolicySettings,
+    Task,
+    Tool,
+    ToolCall,
+)
 from nous_node.envs.errors import CannotStart, EnvError, EnvironmentFailed
 from nous_node.envs.framing import framed
+from nous_node.envs.host_answers import LEAST, LEAST_EACH, answered
 from nous_node.envs.host_line import Line
-from nous_node.envs.host_messages import Cancel, Describe, Encode, Ids, Make, ToHost
+from nous_node.envs.host_messages import (
+    Cancel,
+    ChatExtend,
+    ChatParse,
+    ChatPrompt,
+    Decode,
+    Describe,
+    Encode,
+    Failed,
+    Ids,
+    Make,
+    ToHost,
+)
 from nous_node.envs.host_process import HostProcess
 from nous_node.envs.remote import RemoteHeldOut
 
@@ -60,6 +82,12 @@ def test_a_process_that_talks_of_other_things_is_given_up(value: str, process: H
     process.start = 1.0
     with pytest.raises(EnvError):
         process.describe(Describe(value))
+
+
+def test_more_scores_than_anybody_asks_for_are_not_read(environment: RemoteHeldOut) -> None:
+    """Of a frame that is taken they would fill a gigabyte, and take seconds."""
+    with pytest.raises(EnvironmentFailed, match=r"is no message: .*length <= 65536"):
+        environment.score(Task(SEED, 0, None), "many", True)
 
 
 @pytest.mark.parametrize("answer", ["nan", "endless", "much", "component"])
@@ -110,6 +138,80 @@ def test_a_group_that_asks_without_end_is_given_up(
 
     with pytest.raises(EnvironmentFailed, match=sentence):
         asyncio.run(main())
+
+
+LONG = "x" * LEAST
+USER = Message("user", "")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Encode(1, LONG + "x"),
+        Decode(1, [1] * (LEAST + 1)),
+        ChatParse(1, [1] * (LEAST + 1)),
+        ChatExtend(1, [1] * LEAST, [USER], []),
+        ChatPrompt(1, [Message("user", LONG)], []),
+        ChatPrompt(1, [Message("assistant", reasoning=LONG), USER], []),
+        ChatPrompt(1, [Message("tool", tool_call_id=LONG)], []),
+        ChatPrompt(1, [Message("tool", name=LONG)], []),
+        ChatPrompt(1, [USER] * (LEAST // LEAST_EACH + 1), []),
+        *(
+            ChatPrompt(1, [Message("assistant", tool_calls=calls), USER], [])
+            for calls in (
+                (ToolCall(LONG, "", ""),),
+                (ToolCall("", LONG, ""),),
+                (ToolCall("", "", LONG),),
+                (ToolCall("", "", ""),) * (LEAST // LEAST_EACH),
+            )
+        ),
+        *(
+            ChatPrompt(1, [USER], tools)
+            for tools in (
+                [Tool(LONG, "", "")],
+                [Tool("", LONG, "")],
+                [Tool("", "", LONG)],
+                [Tool("", "", "")] * (LEAST // LEAST_EACH),
+            )
+        ),
+    ],
+    ids=lambda question: type(question).__name__,
+)
+def test_a_question_about_more_than_fits_is_not_looked_at(question: Any, settings: PolicySettings) -> None:
+    """Wherever it has its length: a template took half a minute for a call's name of 12 MB, and a node does
+    nothing else meanwhile."""
+    policy: Any = DreamPolicy(dataclasses.replace(settings, chat=SlowChat(), context=1))
+    said = answered(question, policy)
+    assert isinstance(said, Failed)
+    assert f"{LEAST} are taken" in said.text
+
+
+@pytest.mark.parametrize("tool", [Tool(LONG, "", ""), Tool("", LONG, ""), Tool("", "", LONG)])
+def test_shapes_are_forgotten_whatever_makes_them_long(tool: Tool) -> None:
+    """What tools say is kept with the shape of a conversation: it would be kept for each of them."""
+    chat = ModelChat(BlankFormat())
+    for number in range(2 * KEPT // LEAST):
+        chat.prompt([USER], [tool, Tool("", "", str(number))])
+    assert len(chat._kept) <= KEPT // LEAST
+
+
+class BlankFormat:
+    """Makes the same of everything."""
+
+    vocabulary: Any = None
+    close = 0
+    thinks = False
+
+    def first(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Any:
+        return self
+
+    later = first
+
+    def fill(self, vocabulary: Any, texts: Sequence[str]) -> list[int]:
+        return []
+
+    def parse(self, tokens: Sequence[int]) -> Message:
+        return USER
 
 
 # --- the host's own end ---

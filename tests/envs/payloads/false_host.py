@@ -38,6 +38,8 @@ def answer(order: said.ToHost) -> None:
             pipe.send(said.Made(slot, 0, True))
         case said.HeldOut(_, count):
             pipe.send(said.Tasks([bytes(32)] * (count + 1)))
+        case said.ScoreAll(_, _, _, _, [one]) if one.text == "many":
+            pipe.send(said.Scores([Score(1.0, {})] * (1 << 20)))
         case said.ScoreAll(_, _, _, _, [one]):
             rewards = {"nan": float("nan"), "endless": float("inf"), "much": 1e30}
             components = {"part": float("nan")} if one.text == "component" else {}
