@@ -10,6 +10,7 @@
             ├── ChildEnded           its process ended, broke a rule, or was ended at a deadline; see `child`
             ├── BadChat              a model's conversation format that cannot be extended token by token
             └── EnvironmentFailed    it was running: it raised, hung, or broke the rules of a session
+                └── Interrupted      another one in its process did, more than once: not its fault
 
 A group whose environment failed is given up by a volunteer. At the verifier the same failure is a
 RemoteError(ENVIRONMENT_FAILED), see `replay`. BrokenEnvironment and CannotStart are nobody's fault but this
@@ -47,3 +48,7 @@ class CannotStart(EnvError):
 
 class EnvironmentFailed(EnvError):
     """A running environment raised, hung, or broke the rules of a session."""
+
+
+class Interrupted(EnvironmentFailed):
+    """A group was at work when others ended the process that it shares with them."""

@@ -21,7 +21,7 @@ from nous_node.protocol.rollouts import Trajectory
 
 from .child import ChildEnded
 from .environment import GenerateRequest, Policy, Task
-from .errors import EnvError, EnvironmentFailed
+from .errors import EnvError, EnvironmentFailed, Interrupted
 from .host_answers import answered
 from .host_failures import cannot_start, failure, refusal
 from .host_messages import (
@@ -296,12 +296,15 @@ class Groups:
             guilty.fail(failure(guilty.name, cause))
         waiting = [group for group in self._running.values() if not group.outcome.done()]
         for group in waiting:
-            self._again(group, cause)
+            self._again(group, cause, guilty)
 
-    def _again(self, group: _Group, cause: str) -> None:
+    def _again(self, group: _Group, cause: str, guilty: _Group | None) -> None:
         if group.repeats == REPEATS:
-            again = f"its process ended {REPEATS + 1} times while it was at work. The last time: {cause}"
-            group.fail(failure(group.name, again))
+            times = f"its process ended {REPEATS + 1} times while it was at work. The last time"
+            if guilty is None:  # it may have been this one
+                group.fail(failure(group.name, f"{times}: {cause}"))
+            else:
+                group.fail(Interrupted(f"A group of {group.name} is lost: {times} over {guilty.name}."))
             return
         group.repeats += 1
         group.spent = 0.0

@@ -59,7 +59,9 @@ class Pauses:
         return course is not None and course.until <= self._clock()
 
     def failed(self, name: str, why: str) -> None:
-        """A group of it was given up for this reason."""
+        """A group of it was given up for this reason; empty: no environment is to blame."""
+        if not name:
+            return
         course = self._courses.setdefault(name, _Course())
         course.row += 1
         course.failures += 1

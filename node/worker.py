@@ -20,7 +20,7 @@ from typing import cast
 
 from nous_node.envs.batcher import LINGER_S, Batcher, EngineRequest, Job, Outcome
 from nous_node.envs.environment import Completion, Environment
-from nous_node.envs.errors import EnvironmentFailed
+from nous_node.envs.errors import EnvironmentFailed, Interrupted
 from nous_node.envs.registry import make_entry
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.encoding import read
@@ -257,7 +257,8 @@ def _made(ready: Ready, orders: Sequence[Order], tell: Tell) -> list[Group]:
 def _group(ready: Ready, order: Order, job: Job, outcome: Outcome) -> Group:
     name = ready.manifest.environments[job.assignment.environment].id
     if isinstance(outcome, EnvironmentFailed):
-        return Group(order.counter, b"", 0, str(outcome), name)
+        guilty = "" if isinstance(outcome, Interrupted) else name
+        return Group(order.counter, b"", 0, str(outcome), guilty)
     group = RolloutGroup(ready.checkpoint, order.counter, name, ready.said, outcome)
     try:
         check_structure(group, ready.manifest)

@@ -113,6 +113,7 @@ class Group(msgspec.Struct):
     tokens: int
     failure: str = ""
     environment: str = ""
+    """Empty where it failed and no environment is to blame."""
 
 
 class Made(msgspec.Struct, tag=True):

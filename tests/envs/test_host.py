@@ -25,7 +25,7 @@ from nous_node.envs.environment import (
     PolicySettings,
     Tool,
 )
-from nous_node.envs.errors import BadConfig, BrokenEnvironment, EnvironmentFailed
+from nous_node.envs.errors import BadConfig, BrokenEnvironment, EnvironmentFailed, Interrupted
 from nous_node.envs.host_process import CALL_S, HostProcess
 from nous_node.envs.replay import replay
 from nous_node.protocol.errors import Code, RemoteError
@@ -250,6 +250,19 @@ def test_innocent_groups_begin_anew_with_what_was_sampled_for_them(
 ) -> None:
     run(settings, engine, [job(bad, deed("dies")), *[job(bad, deed("well"))] * 7])
     assert [len(batch) for batch in engine.batches] == [32]
+
+
+def test_groups_that_others_end_again_and_again_are_lost_and_not_to_blame(
+    bad: Environment, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    first, second, *others = run(
+        settings, engine, [*[job(bad, deed("dies"))] * 2, *[job(bad, deed("well"))] * 2]
+    )
+    assert not isinstance(first, Interrupted)
+    assert not isinstance(second, Interrupted)
+    assert "exit code 3" in str(second)
+    assert {type(one) for one in others} == {Interrupted}
+    assert "ended 2 times while it was at work. The last time over toy-bad" in str(others[0])
 
 
 def test_what_waits_for_the_policy_when_another_group_dies_is_not_asked_for_twice(

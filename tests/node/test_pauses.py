@@ -138,3 +138,11 @@ def test_a_new_session_begins_with_a_clean_sheet(node: Node, outbox: Outbox) -> 
 def test_a_name_that_the_run_does_not_have_is_not_played(node: Node) -> None:
     assert "other" not in node.pauses
     assert 7 not in node.pauses
+
+
+def test_groups_that_are_lost_by_nobodys_fault_pause_nothing(node: Node, outbox: Outbox) -> None:
+    for _ in range(2 * FAILURES):
+        node.pauses.failed("", "others ended its process")
+    assert "good" in node.pauses
+    assert node.told == []
+    assert outbox.failing == []
