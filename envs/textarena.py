@@ -22,7 +22,7 @@ from nous_node.protocol.runs import Setting
 from .environment import Completion, Environment, EnvironmentInfo, Message, Policy, Task, small_seed
 from .errors import BadConfig, EnvironmentFailed, UnknownEnvironment
 from .session import Session, sample_all
-from .textarena_facts import GAMES, REFUSED, GameFacts
+from .textarena_facts import DEPENDENCIES, GAMES, REFUSED, GameFacts
 from .textarena_game import Game, check_options, prepare
 from .textarena_words import LOSS, SILENCE, components, meant, plain
 
@@ -64,7 +64,7 @@ class TextArena:
             network=False,
             max_turns=game.turns,
             agents=game.least,
-            distributions=("textarena",),
+            distributions=("textarena", *DEPENDENCIES.get(member.partition("-")[0], ())),
             description=_described(game),
         )
 

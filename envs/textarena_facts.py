@@ -32,6 +32,13 @@ SLOW: Final = "setting up a game takes more than ten seconds for some seeds."
 LOOPS: Final = "a game in which invalid moves put everybody out goes on without end."
 CHANCE: Final = "the same seed and moves do not give the same game."
 
+DEPENDENCIES: Final[Mapping[str, tuple[str, ...]]] = {
+    "Chess": ("chess",),
+    "IteratedStagHunt": ("numpy",),
+    "Sokoban": ("numpy",),
+}
+"""Distributions beside textarena that a game imports: their releases decide moves and texts too."""
+
 # made by tests/envs/textarena_table.py
 GAMES: Final[Mapping[str, GameFacts]] = {
     "2048-v0-10x10-raw": GameFacts(1, 1, 256),

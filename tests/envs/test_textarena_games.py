@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from nous_node.envs.errors import UnknownEnvironment
 from nous_node.envs.textarena import TextArena
-from nous_node.envs.textarena_facts import GAMES, REFUSED
+from nous_node.envs.textarena_facts import DEPENDENCIES, GAMES, REFUSED
 
 SWEEP = Path(__file__).with_name("textarena_sweep.py")
 
@@ -50,6 +51,25 @@ def test_sixty_games_and_more_are_offered() -> None:
     assert len({member.split("-v0")[0] for member in TextArena.members()}) >= 60
     facts = TextArena.facts("LiarsDice-v0-raw")
     assert (facts.id, facts.agents, facts.distributions) == ("textarena/LiarsDice-v0-raw", 2, ("textarena",))
+
+
+def test_what_a_game_computes_with_is_part_of_its_version() -> None:
+    """From the sources, which not every Python can read; `Coup` only prints with `rich`."""
+    spec = importlib.util.find_spec("textarena")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0]) / "envs"
+    found = {}
+    for game in {member.partition("-")[0] for member in GAMES} & {one.name for one in folder.iterdir()}:
+        source = "\n".join(file.read_text() for file in (folder / game).glob("*.py"))
+        imports = "\n".join(re.findall(r"^\s*(?:import|from) .*", source, re.MULTILINE))
+        libraries = [
+            one for one in ("chess", "networkx", "nltk", "numpy") if re.search(rf"\b{one}\b", imports)
+        ]
+        if libraries:
+            found[game] = tuple(libraries)
+    assert found == DEPENDENCIES
+    assert TextArena.facts("Sokoban-v0-raw").distributions == ("textarena", "numpy")
 
 
 def swept(wanted: Sequence[str], games: int, hash_seed: int) -> dict[str, list[dict[str, object]]]:
