@@ -29,7 +29,7 @@ from nous_node.protocol.rollouts import Engine, RolloutGroup, Trajectory
 from nous_node.protocol.runs import Setting
 
 from .env_garbage import FORMS, NONSENSE, Babbler, Dreamer
-from .env_hosts import FIRST, HASHED, SECOND, Hosts, played
+from .env_hosts import FIRST, HASHED, SECOND, Hosts, Spot, played
 from .wording import plural, size
 
 Verdict = Literal["ok", "warning", "FAILED", "skipped"]
@@ -117,6 +117,8 @@ class Check:
     hosts: Hosts
     seeds: Sequence[bytes]
     rows: list[Row] = field(default_factory=list)
+    spots: list[Spot] = field(default_factory=list)
+    """The tasks: of the lowest and the highest level in turns."""
     heard: str = ""
     """What stood in the output of the process before."""
 
@@ -142,13 +144,14 @@ class Check:
         where = "a sandboxed process" if self.place.launch.sandboxed else "a process without a sandbox"
         self._say("loads", "ok", f"Made in {where} in {time.monotonic() - began:.1f} s.")
         self._facts(first)
+        self.spots = [Spot(seed, first.levels * (i % 2)) for i, seed in enumerate(self.seeds)]
         began = time.monotonic()
-        self._known(played(first, self.settings, Dreamer(self.settings), self.seeds[:1], 0))
+        self._known(played(first, self.settings, Dreamer(self.settings), self.spots[:1]))
         self._say("runs", "ok", f"A group of {GROUP} in {time.monotonic() - began:.2f} s.")
         dreamer = Dreamer(self.settings)
         began = time.monotonic()
-        groups = self._known(played(first, self.settings, dreamer, self.seeds, 0))
-        took = (time.monotonic() - began) / len(self.seeds)
+        groups = self._known(played(first, self.settings, dreamer, self.spots))
+        took = (time.monotonic() - began) / len(self.spots)
         self._tasks(groups)
         self._hashed(groups)
         self._replay(groups)
@@ -208,8 +211,8 @@ class Check:
 
     def _elsewhere(self, environment: Environment) -> list[list[Trajectory]]:
         outcomes = [
-            played(environment, self.settings, Dreamer(self.settings), [seed], 0)[0]
-            for seed in reversed(self.seeds)
+            played(environment, self.settings, Dreamer(self.settings), [spot])[0]
+            for spot in reversed(self.spots)
         ]
         return self._known(outcomes[::-1])
 
@@ -231,10 +234,10 @@ class Check:
             return
         second = self.hosts.make(self.place, self.config, SECOND)
         engine = Engine("check", "1", "float32", "cpu")
-        for seed, group in zip(self.seeds, groups, strict=True):
+        for spot, group in zip(self.spots, groups, strict=True):
             record = RolloutGroup(bytes(32), 0, self.place.info.id, engine, group)
             try:
-                replay(second, second.task(seed, 0), record, self.settings, REWARD)
+                replay(second, second.task(*spot), record, self.settings, REWARD)
             except RemoteError as error:
                 self._say("replay", "FAILED", f"A trainer would refuse honest groups of it: {error}")
                 return
@@ -246,7 +249,7 @@ class Check:
         paid: dict[str, list[list[float]]] = {}
         for form in FORMS:
             texts = [form.format(text) for text in NONSENSE]
-            outcomes = played(environment, settings, Babbler(settings, texts), self.seeds[:4], 0)
+            outcomes = played(environment, settings, Babbler(settings, texts), self.spots[:4])
             for outcome in outcomes:
                 if isinstance(outcome, EnvironmentFailed):
                     text = self._culprit(environment, settings, texts)
@@ -259,7 +262,7 @@ class Check:
         """Which of the texts is not taken."""
         alone = replace(settings, group=1)
         for text in texts:
-            (outcome,) = played(environment, alone, Babbler(alone, [text]), self.seeds[:1], 0)
+            (outcome,) = played(environment, alone, Babbler(alone, [text]), self.spots[:1])
             if isinstance(outcome, EnvironmentFailed):
                 return f" ({text[:40]!r})"
         return ""

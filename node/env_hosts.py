@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import psutil
 
@@ -46,6 +46,13 @@ class Traces:
     resident: int
     space: int
     """Bytes of memory and of address space."""
+
+
+class Spot(NamedTuple):
+    """Names a task."""
+
+    seed: bytes
+    level: int
 
 
 class Hosts:
@@ -121,9 +128,9 @@ def _files(pid: int) -> int:
 
 
 def played(
-    environment: Environment, settings: PolicySettings, engine: Engine, seeds: Sequence[bytes], level: int
+    environment: Environment, settings: PolicySettings, engine: Engine, spots: Sequence[Spot]
 ) -> list[Outcome]:
-    """A group of each seed, all at once."""
-    jobs = [Job(environment, environment.task(seed, level), assign(seed, [1])) for seed in seeds]
+    """A group of each task, all at once."""
+    jobs = [Job(environment, environment.task(*spot), assign(spot.seed, [1])) for spot in spots]
     with Batcher(settings, engine) as batcher:
         return batcher.run(jobs)
