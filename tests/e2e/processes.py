@@ -36,6 +36,8 @@ class NodeProcess:
         self.name = name
         self.log = folder / f"{name}.stderr"
         self.events: list[Event] = []
+        self.lines: list[str] = []
+        """What it said that is no event."""
         self._changed = threading.Condition()
         self._ended = False
         self._children: set[psutil.Process] = set()
@@ -173,6 +175,7 @@ class NodeProcess:
                 try:
                     event = from_line(line)
                 except msgspec.DecodeError:
+                    self.lines.append(line.decode(errors="replace").rstrip("\n"))
                     continue
                 with self._changed:
                     self.events.append(event)
@@ -217,9 +220,11 @@ class Village:
     def home(self, name: str) -> Path:
         return self.folder / name
 
-    def train(self, run: str = "run", name: str = "trainer", port: int = 0) -> NodeProcess:
+    def train(
+        self, run: str = "run", name: str = "trainer", port: int = 0, flags: Sequence[str] = ()
+    ) -> NodeProcess:
         listen = LOOPBACK.removesuffix("0") + str(port)
-        return self.start(name, "train", run, "--json", "--threads", "1", "--listen", listen)
+        return self.start(name, "train", run, "--json", "--threads", "1", "--listen", listen, *flags)
 
     def join(self, name: str, *arguments: str) -> NodeProcess:
         usual = ("--json", "--threads", "1", "--nice", "0", "--listen", LOOPBACK)
