@@ -93,8 +93,9 @@ class Transcript:
             self.session.append(self.policy.tokenizer.encode(new), Role.RAW)
             self.text = said
         elif not self.chat:
-            self.session.append(_tokens(said)[len(self.session.tokens) :], Role.RAW)
-            self.text += self.policy.tokenizer.decode(_tokens(said)[len(self.session.tokens) :])
+            fresh = _tokens(said)[len(self.session.tokens) :]
+            self.session.append(fresh, Role.RAW)
+            self.text += self.policy.tokenizer.decode(fresh)
         else:
             new_messages = _messages(said)[len(self.history) :]
             self.session.converse(new_messages, ask.tools)

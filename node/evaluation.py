@@ -132,4 +132,4 @@ def _count(played: Played, outcome: Outcome) -> None:
         return
     played.rewards += [one.reward for one in outcome]
     played.sampled += sum(map(trained_tokens, outcome))
-    played.right += all(one.components.get("correct", one.reward) >= 1.0 for one in outcome)
+    played.right += bool(outcome) and all(one.components.get("correct", one.reward) >= 1.0 for one in outcome)

@@ -210,6 +210,19 @@ def test_text_goes_on_without_being_tokenised_again(speaks: PolicySettings) -> N
     assert {segment.role for segment in trajectories[0].segments} == {Role.RAW, Role.ASSISTANT}
 
 
+def test_text_goes_on_where_tokens_stood_and_nowhere_else(speaks: PolicySettings) -> None:
+    async def writes(player: Player) -> float:
+        first = await player.go_on(speaks.tokenizer.encode("1, 2, "))
+        said = speaks.tokenizer.decode([one for one in first.tokens if one < 256])
+        second = await player.go_on("1, 2, " + said + " and ")
+        assert second.prompt[: len(first.prompt + first.tokens)] == first.prompt + first.tokens
+        other = await player.go_on(said + " and ")
+        assert other.prompt == speaks.tokenizer.encode(said + " and ")
+        return 0.0
+
+    assert len(tried(speaks, writes)[0]) == 6
+
+
 def test_a_reply_without_room_is_empty(speaks: PolicySettings) -> None:
     async def endless(player: Player) -> float:
         messages = [user("Say a number.")]

@@ -97,6 +97,14 @@ def test_games_against_itself_do_not_count(rules, base_policy, environment) -> N
     )
 
 
+def test_a_group_without_trajectories_is_not_right(rules, base_policy) -> None:
+    class Silent(Adding):
+        async def collect_trajectories(self, task: Task, policy: object) -> list[Trajectory]:
+            return []
+
+    assert held_out_accuracy(base_policy, [Silent()], rules, 2) == Accuracy(0, 2)
+
+
 def test_an_answer_without_an_end_scores_nothing(rules, base_policy, environment) -> None:
     """Four digits and the end need five tokens."""
     short = replace(rules, max_tokens=4)
