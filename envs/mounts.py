@@ -50,7 +50,9 @@ _CLOSED: Final = (Path("/proc"), Path("/dev"), Path("/"))
 """Read-only once all is in place. /proc because a node that runs as root has a child that owns the files in
 /proc/sys, whatever its capabilities; the others because files there would take unbounded memory."""
 _INSTALLED: Final = ("bin", "lib", "lib64", "ssl")
-"""Of an interpreter that is no virtual environment: its prefix may be a home."""
+"""Of an interpreter: its prefix may be a home."""
+_ENVIRONMENT: Final = ("bin", "lib", "lib64", "share", "etc", "pyvenv.cfg")
+"""The same of a virtual environment, which many make inside of a project's own folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +112,12 @@ def _unmerged() -> Iterator[str]:
 
 
 def _interpreter(python: Path) -> list[Path]:
-    """The folders that it needs: its virtual environment's, and those of the interpreter it was made of."""
+    """What it needs: of its virtual environment, and of the interpreter that this was made of."""
     installed = [_base(python) / name for name in _INSTALLED]
     found = [folder for folder in installed if folder.is_dir() and not folder.is_relative_to("/usr")]
     environment = _environment(python)
-    return found if environment is None else [environment, *found]
+    own = [] if environment is None else [environment / name for name in _ENVIRONMENT]
+    return [*(path for path in own if path.exists()), *found]
 
 
 def _environment(python: Path) -> Path | None:

@@ -372,7 +372,10 @@ def _of(
 
 
 def _whose(found: _Found) -> str:
-    """Who answers for its code: one of our families, or a third party's distribution."""
+    """Who answers for its code: one of our families, a package that is a member of one, or a third party's
+    distribution."""
+    if found.ours and found.member:
+        return found.point.name if _imported(found.point).members() else found.name
     if found.ours or found.point.dist is None:
         return found.point.name
     return f"{distributions.normal(found.point.dist.name)} {found.point.dist.version}"

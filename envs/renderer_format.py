@@ -9,10 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from .chat_tokens import Vocabulary, model_names
 from .environment import Message, Tool, ToolCall
@@ -21,6 +24,8 @@ from .skeletons import Masked, Skeleton, Slot, check_shown, mask, parts, private
 from .template_functions import ESCAPED, PLACEHOLDER_END, TemplateRefused, strftime
 
 RENDERERS: Final = "renderers"
+
+_VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+!-]{0,31}")
 
 MAX_TEXTS: Final = 4096
 """Texts with placeholders that are remembered from one conversation to the next."""
@@ -89,7 +94,9 @@ class RendererFormat:
             if any(call is None for call in calls):
                 raise ValueError("a call is malformed")
             found = tuple(call for call in calls if call is not None)
-            return Message("assistant", str(parsed.content), str(parsed.reasoning_content or ""), found)
+            message = Message("assistant", str(parsed.content), str(parsed.reasoning_content or ""), found)
+            msgspec.msgpack.encode(message)  # JSON may spell lone surrogates, which can be sent nowhere
+            return message
         except Exception:  # on any ids that a policy can sample
             return Message("assistant", self.vocabulary.decode(tokens[:-1] if ended else tokens))
 
@@ -227,6 +234,8 @@ def known_form(folder: Path) -> str | None:
 
 
 def _library(version: str) -> Any:
+    if _VERSION.fullmatch(version) is None:  # it is about to stand in a command for the user
+        raise BadChat(f"{version[:32]!r} is no version of the library {RENDERERS}; take another run.")
     try:
         installed = importlib.metadata.version(RENDERERS)
         library = importlib.import_module(RENDERERS)

@@ -120,6 +120,14 @@ def test_a_folder_without_a_template_is_refused(tmp_path: Path) -> None:
         load_chat(folder, "template", CREATED)
 
 
+@pytest.mark.parametrize("version", ["1; curl example.org | sh", " 1", "", "-r", "1" * 40, "1\n"])
+def test_a_run_puts_nothing_but_a_version_into_a_command(version: str, tmp_path: Path) -> None:
+    """The refusal tells which release of the library to install."""
+    folder = write_folder(tmp_path / "model", "bytes", STYLES["chatml"])
+    with pytest.raises(BadChat, match="is no version of the library renderers"):
+        load_chat(folder, f"renderers/{version}/qwen3", CREATED)
+
+
 def test_a_form_that_is_not_known_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", "bytes", STYLES["chatml"])
     with pytest.raises(BadChat, match="no conversation format 'carrier-pigeon'"):

@@ -106,8 +106,10 @@ def test_a_package_takes_the_place_of_no_member_of_a_family(trusted: tuple[str, 
 
 def test_what_others_answer_for_runs_in_processes_of_its_own(offer) -> None:
     """Code in a process can change what other code in it does: a package the rewards of a family of ours."""
-    offer(("one", "one:One"), ("other", "other:Other"), REASONING_GYM)
-    found = [registry._find(name) for name in ("one", "other", "reasoning-gym/leg_counting")]
+    packages = ("verifiers-v0", "nous_node.envs.verifiers_v0:VerifiersV0")
+    offer(("one", "one:One"), ("other", "other:Other"), REASONING_GYM, packages)
+    names = ("one", "other", "reasoning-gym/leg_counting", "verifiers-v0/sums", "verifiers-v0/words")
+    found = [registry._find(name) for name in names]
     launches = {
         registry._of(each, Path(sys.executable), Access(), sandboxed=True, network=False) for each in found
     }

@@ -131,6 +131,23 @@ def test_an_environment_inside_a_hidden_home_is_all_that_is_seen_of_it(tmp_path:
 
 
 @needs_sandbox
+def test_of_a_project_that_is_its_own_environment_nothing_else_is_seen(tmp_path: Path) -> None:
+    """As `python -m venv .` makes it: what a project keeps beside is not for packages to read."""
+    project = tmp_path / "project"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(project)], check=True)
+    (project / ".env").write_text("TOKEN=secret")
+    packages = next(project.glob("lib/python*/site-packages"))
+    (packages / "mine.py").write_text(
+        f"import os\nseen = sorted(os.listdir({str(project)!r}))\nraise SystemExit(f'seen: {{seen}}')\n"
+    )
+    wanted = launch(python=project / "bin" / "python", module="peek")
+    with captive(wanted) as child, pytest.raises(ChildEnded) as error:
+        child.ask(Order("echo"), 20)
+    assert "seen: ['bin', 'lib'" in str(error.value)
+    assert ".env" not in str(error.value).partition("seen:")[2]
+
+
+@needs_sandbox
 @pytest.mark.parametrize("home", ["", "home = bin", "home = /nowhere/bin"])
 def test_an_environment_without_the_interpreter_that_it_is_made_of_is_told(tmp_path: Path, home: str) -> None:
     python = tmp_path / "bin" / "python"
@@ -155,7 +172,7 @@ except OSError as error:
 def test_a_program_in_the_interpreters_place_runs_in_the_sandbox_only(tmp_path: Path) -> None:
     """As a package could put there, which is installed without running anything of it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "mine")], check=True)
-    mark, python = tmp_path / "mine" / "mark", tmp_path / "mine" / "bin" / "python"
+    mark, python = tmp_path / "mine" / "lib" / "mark", tmp_path / "mine" / "bin" / "python"
     python.unlink()
     python.write_text(IMPOSTOR.format(base=sys.base_prefix, mark=str(mark)))
     python.chmod(0o755)
