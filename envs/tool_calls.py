@@ -92,10 +92,13 @@ def _bare(text: str) -> tuple[str, tuple[ToolCall, ...]]:
 
 
 def _loaded(text: str) -> object:
+    """None for what is no JSON, or spells a lone surrogate: that is no text, and can be sent nowhere."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
+    return value
 
 
 def _call(body: object, key: str, number: int) -> ToolCall | None:

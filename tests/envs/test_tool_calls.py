@@ -91,6 +91,24 @@ def test_no_answer_is_an_error(words: list[str], grammar: Grammar, opened: bool)
     assert Grammar(grammar.calls, opened).parse("".join(words)).role == "assistant"
 
 
+@pytest.mark.parametrize("grammar", [TAGGED, BARE, MARKED])
+@pytest.mark.parametrize("place", ["name", "id", "argument", "key", "text"])
+def test_a_lone_surrogate_is_malformed_and_stays_content(place: str, grammar: Grammar) -> None:
+    """JSON can spell what is no text: whoever sends it to another process would fail at it."""
+    key = "parameters" if grammar is BARE else "arguments"
+    odd = dict.fromkeys(("name", "id", "argument", "key", "text"), "x") | {place: "\\ud800"}
+    arguments = f'{{"{odd["key"]}": "{odd["argument"]}"}}' if place != "text" else f'"{odd["text"]}"'
+    body = f'{{"name": "{odd["name"]}", "id": "{odd["id"]}", "{key}": {arguments}}}'
+    text = {
+        TAGGED.calls: f"<tool_call>{body}</tool_call>",
+        MARKED.calls: f"[TOOL_CALLS][{body}]",
+        BARE.calls: body,
+    }[grammar.calls]
+    assert grammar.parse(text) == Message("assistant", text)
+    paired = grammar.parse(text.replace("\\ud800", "\\ud83d\\ude00"))
+    assert [call.name for call in paired.tool_calls] == ["😀" if place == "name" else "x"]
+
+
 @pytest.mark.parametrize("word", [*WORDS, f"<tool_call>{CALL}"])
 @pytest.mark.parametrize("grammar", [TAGGED, BARE, MARKED])
 def test_a_long_answer_is_read_quickly(word: str, grammar: Grammar) -> None:
