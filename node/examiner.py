@@ -10,7 +10,7 @@ earlier group that was not refused, and a key's sums are over its groups one aft
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import SystemRandom
@@ -23,6 +23,7 @@ from nous_node.protocol.receipts import accepted, refused
 from nous_node.trainer.prefill import Recomputed
 
 from .copies import Copies
+from .journal_intake import MAX_FAILED, not_run
 from .learner_messages import Candidate, Judged
 from .reputation import AUDIT_CODES
 from .statistics import Drift, Evidence
@@ -84,7 +85,8 @@ class Examiner:
     def verify(self, candidates: Sequence[Candidate]) -> Examined:
         """A verdict for each."""
         examined = Examined()
-        found = [self._checked(candidate) for candidate in candidates]
+        failed: Counter[tuple[bytes, bytes]] = Counter()
+        found = [self._run(candidate, failed) for candidate in candidates]
         recomputed = self._recomputed(one for one in found if isinstance(one, CheckedGroup))
         for candidate, one in zip(candidates, found, strict=True):
             match one:
@@ -101,6 +103,18 @@ class Examiner:
     def forget(self, keys: Iterable[bytes]) -> None:
         """Keys that go into quarantine: after it their sums begin anew. [REP-2]"""
         self._drifts |= {key: Drift() for key in keys if key in self._drifts}
+
+    def _run(
+        self, candidate: Candidate, failed: Counter[tuple[bytes, bytes]]
+    ) -> CheckedGroup | RemoteError | None:
+        """As `_checked`, but no more groups of a key and checkpoint than may fail: each may take a minute.
+        The journal refuses those that come later. [VER-3]"""
+        place = candidate.key, candidate.checkpoint
+        if failed[place] >= MAX_FAILED and not candidate.accepted:
+            return not_run()
+        checked = self._checked(candidate)
+        failed[place] += isinstance(checked, RemoteError) and checked.code == Code.ENVIRONMENT_FAILED
+        return checked
 
     def _checked(self, candidate: Candidate) -> CheckedGroup | RemoteError | None:
         """All that looks at this group alone and needs no model; None where it was accepted before and is too

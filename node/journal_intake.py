@@ -145,7 +145,7 @@ class Intake:
     def _check(self, group: StoredGroup) -> Counters:
         _check_version(group, self._ledger.known(group.key))
         if self._blamed.breaks(group.key, group.checkpoint):
-            raise _not_run()
+            raise not_run()
         self._ledger.seen(group.key)
         counters = read_counters(self._connection, group.key, group.checkpoint)
         check_counter(self._connection, group, counters)
@@ -248,11 +248,12 @@ def refuse_unrun(ledger: Ledger, key: bytes, checkpoint: bytes, blamed: Blamed) 
         (key, checkpoint),
     ).fetchall()
     for (rollout,) in ids:
-        receipt = refused(rollout, key, _not_run())
+        receipt = refused(rollout, key, not_run())
         answer(ledger, receipt, again=blamed.again(key, checkpoint, receipt.code))
 
 
-def _not_run() -> RemoteError:
+def not_run() -> RemoteError:
+    """Why a group behind MAX_FAILED others is refused."""
     return RemoteError(
         Code.ENVIRONMENT_FAILED,
         f"The environment failed over {MAX_FAILED} groups of this key and checkpoint: no more are run.",

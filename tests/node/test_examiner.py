@@ -15,6 +15,7 @@ from nous_node.envs.registry import make_entry
 from nous_node.envs.replay import replay
 from nous_node.node import copies
 from nous_node.node.examiner import Examined, Examiner
+from nous_node.node.journal_intake import MAX_FAILED
 from nous_node.node.learner_messages import Candidate
 from nous_node.node.runfolder import RunFolder
 from nous_node.node.statistics import MAX_EVIDENCE, Drift
@@ -313,3 +314,21 @@ def test_groups_of_versions_that_are_gone_are_stale_or_done(bench: Bench) -> Non
 
 def test_nothing_is_no_work(bench: Bench) -> None:
     assert bench.examiner().verify([]) == Examined()
+
+
+def test_no_more_groups_of_a_key_are_run_than_an_environment_may_fail_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one batch too: each may take a minute. Those of others are run, and those accepted before."""
+    runs = 0
+
+    async def fails(self: Any, task: Any, policy: Any) -> Any:
+        nonlocal runs
+        runs += 1
+        raise ValueError("what is that?")
+
+    monkeypatch.setattr(type(bench.environments[0]), "collect_trajectories", fails)
+    alice = [*bench.alice[: MAX_FAILED + 2], changed(bench.alice[-1], accepted=True)]
+    examined = bench.examiner().verify([*alice, *bench.bob[:2]])
+    assert set(codes(examined)) == {Code.ENVIRONMENT_FAILED}
+    assert runs == MAX_FAILED + 1 + 2
