@@ -138,6 +138,9 @@ def _lesson(tried: Tried) -> Iterator[Text]:
         f"reward is {sum(rewards) / len(rewards):.3f}.",
         "bold",
     )
+    cut = sum(sample.finish == "length" for sample in tried.samples)
+    if 2 * cut > len(rewards):
+        yield Text(f"{cut} of {len(rewards)} ran into the limit of their tokens: --max-tokens allows more.")
     if not tried.learns:
         yield Text(
             "It learns nothing here: all rewards are equal, so no answer is better than another (GRPO). Try "

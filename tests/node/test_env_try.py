@@ -119,6 +119,12 @@ def test_equal_rewards_are_said_to_teach_nothing() -> None:
     assert "learns nothing from this group" in page(tried)
 
 
+def test_answers_that_run_into_their_limit_are_told() -> None:
+    tried = try_once(trial(None, 2, 1), registry.make("sort-digits", {}, NONE), "1", 0, 0, 1.0)
+    assert [sample.finish for sample in tried.samples] == ["length"] * 2
+    assert "2 of 2 ran into the limit" in "\n".join(line.plain for line in lines(tried, tokens=False))
+
+
 def test_try_writes_a_page_and_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
