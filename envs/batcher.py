@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
 from nous_node.protocol.errors import LocalError
-from nous_node.protocol.rollouts import Trajectory
+from nous_node.protocol.rollouts import Trajectory, pack_floats, unpack_floats
 from nous_node.protocol.tasks import Assignment
 
 from .environment import Completion, Environment, GenerateRequest, PolicySettings, Task, keeps_time
@@ -176,10 +176,17 @@ class _BatchPolicy:
         keyed = [EngineRequest(self._assignment.sampler_key(one.trajectory), one) for one in requests]
         self.waiting += 1
         try:
-            return await self._round.ask(self.index, keyed)
+            return [self._as_recorded(one) for one in await self._round.ask(self.index, keyed)]
         finally:
             self.waiting -= 1
             self.moved = asyncio.get_running_loop().time()
+
+    def _as_recorded(self, completion: Completion) -> Completion:
+        """With log-probs as a replay will hand them out: environments may look at them."""
+        if self.logprob_format == "f32":  # an engine's own are no finer
+            return completion
+        packed = pack_floats(completion.logprobs, self.logprob_format)
+        return completion._replace(logprobs=unpack_floats(packed, self.logprob_format))
 
 
 class _Round:

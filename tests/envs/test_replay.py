@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from nous_node.envs.batcher import Batcher, Job
-from nous_node.envs.environment import Environment, Policy, PolicySettings, Task
+from nous_node.envs.environment import Completion, Environment, Policy, PolicySettings, Task
 from nous_node.envs.replay import ReplayPolicy, replay
 from nous_node.envs.session import Session, sample_all
 from nous_node.envs.sort_digits import SortDigits
@@ -22,6 +23,7 @@ from nous_node.protocol.rollouts import (
     Trajectory,
     pack_floats,
     pack_tokens,
+    unpack_floats,
     unpack_tokens,
 )
 from nous_node.protocol.tasks import assign
@@ -343,6 +345,28 @@ def test_what_an_environment_leaves_running_is_cancelled(sort: Case) -> None:
     sort.environment = Leaving({})
     assert len(sort.replay()) == 4
     assert ended == ["cancelled"]
+
+
+@pytest.mark.parametrize("form", ["f32", "f16"])
+def test_an_environment_sees_log_probs_as_they_are_recorded(
+    engine: Any, settings: PolicySettings, group_of: Maker, form: Any
+) -> None:
+    """Or what it makes of them would differ at the verifier, which has no others."""
+
+    class Sure(SortDigits):
+        async def collect_trajectories(self, task: Task, policy: Policy) -> list[Trajectory]:
+            session = Session(policy, 0)
+            session.append(policy.tokenizer.encode("?"), Role.RAW)
+            completion = await session.sample()
+            return [session.finish(1e6 * sum(completion.logprobs))]
+
+    def rough(requests: Any) -> list[Completion]:
+        tenth = unpack_floats(pack_floats([-0.1]))
+        return [one._replace(logprobs=tenth * len(one.tokens)) for one in engine(requests)]
+
+    rules = dataclasses.replace(settings, logprob_format=form)
+    case = Case(Sure({}), rough, rules, group_of)
+    assert case.replay_group(case.group.trajectories) == [case.group.trajectories[0].reward]
 
 
 def test_the_replay_policy_hands_out_recorded_logprobs_by_turn(guess: Case) -> None:
