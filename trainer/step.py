@@ -170,13 +170,15 @@ def _samples(group: Group, kind: AdvantageKind, baseline: Baseline) -> list[Samp
     if not own and not has_signal(kind, rewards, agents):
         return []
     advantages = group_advantages(kind, rewards, baseline, agents)
-    return [
+    samples = [
         Sample(
             one.tokens, one.trained, one.behaviour_logprobs, _each(one, advantage), group.version, one.tree
         )
         for one, advantage in zip(group.trajectories, advantages, strict=True)
         if not one.idle
     ]
+    # Zeros of the environment's own are as flat as equal rewards, and would count in the mean of the loss.
+    return samples if not own or any(sample.advantages.any() for sample in samples) else []
 
 
 def _each(one: Trajectory, advantage: np.float32) -> NDArray[np.float32]:

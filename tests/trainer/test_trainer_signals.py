@@ -68,6 +68,19 @@ def test_a_negative_reward_alone_pushes_away_from_a_baseline(policy):
     assert change < 0
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_zeros_of_an_environment_are_as_flat_as_equal_rewards(policy, alone):
+    """They would count in the mean of the loss, and make other groups' steps smaller."""
+    zeros = base_model(policy, "73")
+    flat = replace(zeros, advantages=np.zeros(len(zeros.behaviour_logprobs), np.float32))
+    taught = Group([base_model(policy, "73"), base_model(policy, "90")], [1.0, 0.0], 0)
+    groups = [Group([flat, flat], [1.0, 0.0], 0), *([] if alone else [taught])]
+    optimizer = Optimizer(policy, OptimizerConfig(rate=1e-4, warmup=0))
+    report = update(policy, optimizer, groups, UpdateConfig(), {})
+    assert (report.groups, report.zero_variance) == (len(groups), 1)
+    assert report.tokens == (0 if alone else sum(one.trained.sum() for one in taught.trajectories))
+
+
 @pytest.mark.parametrize("scales", [(1.0, -100.0), (0.0, 1000.0)])
 def test_each_environment_has_a_baseline_of_its_own(policy, scales):
     """An answer that is usual in its environment teaches nothing, whatever others are paid elsewhere."""
