@@ -183,8 +183,7 @@ def check(
 ) -> None:
     """Look for what would go wrong in a run: tasks that differ, nonsense that is paid, hangs, leaks.
 
-    Plays it in several processes with policies that make their answers up; the model is asked for its
-    tokenizer and its conversation format only.
+    Plays it in several processes with made-up answers; of a model it uses tokenizer and chat format only.
     """
     from .env_commands import CheckOptions, run_check
 

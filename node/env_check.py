@@ -200,9 +200,9 @@ class Check:
             self._say("tasks", "skipped", f"It does not claim to repeat itself ({said}).")
         elif found:
             self._say("tasks", "FAILED", f"{found} in another process and order: look for {_SOURCES}.")
-        elif len(self.seeds) > 1 and len({_prompt(group) for group in groups}) == 1:
+        elif len(self.seeds) > 1 and len({_texts(group) for group in groups}) == 1:
             self._say(
-                "tasks", "warning", f"All {len(groups)} seeds give the same prompt: derive it from the seed."
+                "tasks", "warning", f"All {len(groups)} seeds give the same task: derive it from the seed."
             )
         else:
             self._say(
@@ -365,8 +365,9 @@ def _step(text: str) -> str:
     return ""
 
 
-def _prompt(group: Sequence[Trajectory]) -> bytes:
-    return group[0].tokens[: group[0].segments[0].length] if group else b""
+def _texts(group: Sequence[Trajectory]) -> tuple[bytes, ...]:
+    """All that a group says: answers follow from what was asked, so equal ones are of equal tasks."""
+    return tuple(one.tokens for one in group)
 
 
 def _mean(values: Sequence[float]) -> float:

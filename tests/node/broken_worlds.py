@@ -220,10 +220,10 @@ VERDICTS = {
     "writes": ("sandbox", "ok", "1 file in its own folder"),
     "forks": ("runs", "FAILED", "The sandbox has no network, starts no processes"),
     "texts": ("runs", "FAILED", "not trajectories"),
-    "same": ("tasks", "warning", "give the same prompt"),
+    "same": ("tasks", "warning", "give the same task"),
     "talks": ("turns", "ok", "each behind the very tokens before it"),
     "converses": ("runs", "FAILED", "--model FOLDER"),
-    "hostile": ("tasks", "warning", "give the same prompt"),
+    "hostile": ("tasks", "warning", "give the same task"),
 }
 """Name -> the row that tells, its verdict, and words of its sentence."""
 
