@@ -260,6 +260,13 @@ def keeps_time(environment: Environment) -> bool:
     return getattr(environment, "keeps_time", False)
 
 
+def renewed(environment: Environment) -> bool:
+    """Whether what it runs in was put aside for something new, because groups before the last one may have
+    changed it: where it executes what a policy wrote, a text can change what later ones are paid."""
+    renew = getattr(environment, "renew", None)
+    return environment.info.scorer == "sandbox" and renew is not None and renew()
+
+
 class Score(NamedTuple):
     """What an answer is worth."""
 

@@ -61,6 +61,8 @@ class HostProcess:
         """Whether messages of ended groups may still be in the pipe."""
         self.spoilt = False
         """Whether something is left running in it that nobody waits for."""
+        self._played = 0
+        """Groups that began in the present process."""
         self._numbers = itertools.count(1)
         self._groups = Groups(self)
 
@@ -94,7 +96,15 @@ class HostProcess:
 
     async def collect(self, slot: int, task: Task, policy: Policy, agents: int) -> list[Trajectory]:
         """A group's trajectories, checked. Raises EnvironmentFailed, CannotStart, what the policy raises."""
+        self._played += 1
         return await self._groups.collect(slot, task, policy, agents)
+
+    def renew(self) -> bool:
+        """Ends the process where more than one group was played in it; whether it did. Outside of a loop."""
+        if not self.alive or self._played < 2:
+            return False
+        self.close()
+        return True
 
     def say(self, message: ToHost) -> None:
         """Inside a loop. Where the process is gone, the loop tells."""
@@ -107,6 +117,7 @@ class HostProcess:
         self.close()
         self.made.clear()
         self.spoilt = False
+        self._played = 0
         self._groups.settled()
         try:
             child: Child[ToHost, FromHost] = Child(self.launch, cast("type[FromHost]", FromHost))

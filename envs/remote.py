@@ -45,6 +45,11 @@ class RemoteEnvironment:
         """Raises EnvironmentFailed with its cause, CannotStart, and whatever the policy raises."""
         return await self._process.collect(self._slot, task, policy, self.info.agents)
 
+    def renew(self) -> bool:
+        """Ends its process, unless there is none, or one that was started for the last group: another begins
+        when it is needed. False: nothing was ended."""
+        return self._process.renew()
+
 
 class RemoteHeldOut(RemoteEnvironment):
     """Implements `HeldOut` as well."""

@@ -25,7 +25,16 @@ from nous_node.protocol.rollouts import (
     unpack_tokens,
 )
 
-from .environment import Completion, Environment, Finish, GenerateRequest, PolicySettings, Task, keeps_time
+from .environment import (
+    Completion,
+    Environment,
+    Finish,
+    GenerateRequest,
+    PolicySettings,
+    Task,
+    keeps_time,
+    renewed,
+)
 from .errors import BrokenEnvironment, CannotStart
 
 T = TypeVar("T")
@@ -150,8 +159,25 @@ def replay(
     `threshold`: largest absolute difference of a claimed reward or advantage (`Thresholds.reward`).
     Raises RemoteError: PROMPT_MISMATCH, SEGMENTS, FINISH, GROUP_SIZE, ADVANTAGES, REWARD_MISMATCH, or
     ENVIRONMENT_FAILED where the environment raises; BrokenEnvironment or CannotStart where this machine
-    cannot run it, whatever the group holds. Not for use inside an event loop.
+    cannot run it, whatever the group holds. Where an environment executes what policies wrote, a refusal is
+    looked at again in a new process: texts of other groups may have changed the old one. [EVM-12] Not for
+    use inside an event loop.
     """
+    try:
+        return _replayed(environment, task, group, settings, threshold)
+    except RemoteError:
+        if not renewed(environment):
+            raise
+        return _replayed(environment, task, group, settings, threshold)
+
+
+def _replayed(
+    environment: Environment,
+    task: Task,
+    group: RolloutGroup,
+    settings: PolicySettings,
+    threshold: float,
+) -> list[Trajectory]:
     returned = _collected(environment, task, group, settings)
     recorded = group.trajectories
     if len(returned) != len(recorded):

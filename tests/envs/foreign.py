@@ -142,6 +142,23 @@ class Brittle(Toy):
         return [session.finish(0.5) for session in sessions]
 
 
+class Leaky(Toy):
+    """Executes what it is told, so that one group changes what later ones are paid."""
+
+    info = EnvironmentInfo("toy-leaky", "1", "exact", "sandbox", False, 1, 1)
+    paid = 0.0
+
+    async def collect_trajectories(self, task, policy):
+        sessions = [Session(policy, index) for index in range(policy.group)]
+        for session in sessions:
+            session.append(policy.tokenizer.encode("go:"), Role.USER)
+        await sample_all(policy, sessions)
+        Leaky.paid += task.seed[0]
+        if Leaky.paid > 2:
+            raise RuntimeError("too much")
+        return [session.finish(Leaky.paid) for session in sessions]
+
+
 class Bad(Toy):
     """Does what its task's first byte says, before or after its first turn."""
 
@@ -322,6 +339,7 @@ POINTS = {
     "toy-tree": "Tree",
     "toy-chatty": "Chatty",
     "toy-brittle": "Brittle",
+    "toy-leaky": "Leaky",
     "toy-bad": "Bad",
     "toy-pair": "Pair",
     "toy-far": "Far",

@@ -36,7 +36,16 @@ from .conftest import EOS, DreamEngine
 from .foreign import DEEDS, install_worlds
 
 TRUSTED = Access(
-    trusted=("toy-guess", "toy-duel", "toy-bad", "toy-pair", "toy-tree", "toy-chatty", "toy-brittle")
+    trusted=(
+        "toy-guess",
+        "toy-duel",
+        "toy-bad",
+        "toy-pair",
+        "toy-tree",
+        "toy-chatty",
+        "toy-brittle",
+        "toy-leaky",
+    )
 )
 """Without the sandbox, which has tests of its own."""
 
@@ -175,6 +184,27 @@ def test_a_replay_with_another_token_is_refused_with_its_code(
     with pytest.raises(RemoteError) as refused:
         replay(environment, one.task, group_of(made[:-1]), settings, 1e-6)
     assert refused.value.code is Code.GROUP_SIZE
+
+
+@pytest.mark.parametrize("evil", [1, 9])
+def test_what_one_groups_text_changes_refuses_no_later_group(
+    evil: int, foreign: Path, engine: DreamEngine, settings: PolicySettings
+) -> None:
+    """Where answers are executed, one can change what others are paid, or have them fail: a refusal has to
+    hold in a new process. There is one only where there was another group, since each costs seconds."""
+    environment = registry.make("toy-leaky", {}, TRUSTED)
+    one, other = job(environment, 0), job(environment, evil)
+    remote.close_all()
+    (made,) = run(settings, engine, [one])
+    assert isinstance(made, list)
+    run(settings, engine, [other])
+    assert replay(environment, one.task, group_of(made), settings, 1e-6) == made
+    false = group_of([msgspec.structs.replace(made[0], reward=1.0), *made[1:]])
+    for _ in range(2):
+        with pytest.raises(RemoteError) as refused:
+            replay(environment, one.task, false, settings, 1e-6)
+        assert refused.value.code is Code.REWARD_MISMATCH
+    assert not environment.renew()  # the last refusal was one of a new process
 
 
 CAUSES = {
