@@ -153,7 +153,7 @@ def test_advantages_of_the_environment_override_those_of_the_group(policy):
     optimizer, config = fresh(policy)
     report = update(policy, optimizer, [Group(own, groups[0].rewards, 0)], config, {})
     assert report.gradient_norm == 0
-    assert report.zero_variance == 0
+    assert report.zero_variance == 1  # whatever the rewards say
 
 
 def test_a_step_that_is_not_finite_changes_nothing(policy):
