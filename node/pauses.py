@@ -13,6 +13,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
+from nous_node.protocol.errors import Code
+from nous_node.protocol.receipts import Receipt
+
 from .events import Note, Report
 from .outbox import Outbox
 from .outbox_tables import Failing
@@ -28,6 +31,14 @@ MAX_PAUSE_SECONDS: Final = 86_400.0
 
 MAX_WHY: Final = 500
 """Characters of a reason that are kept; it may hold text of an environment."""
+
+MAX_SENT: Final = 4_096
+"""Groups whose environments are remembered until their receipts come: more than a trainer lets wait."""
+
+REPLAY_CODES: Final = frozenset(
+    {Code.PROMPT_MISMATCH, Code.SEGMENTS, Code.GROUP_SIZE, Code.REWARD_MISMATCH, Code.ADVANTAGES}
+)
+"""Refusals that mean that an environment does something else at the trainer."""
 
 
 @dataclass(slots=True)
@@ -52,6 +63,7 @@ class Pauses:
     ) -> None:
         self._courses = {name: _Course() for name in environments}
         self._outbox, self._clock, self._report = outbox, clock, report
+        self._sent: dict[bytes, str] = {}
         outbox.note_failing([])
 
     def __contains__(self, name: object) -> bool:
@@ -69,9 +81,27 @@ class Pauses:
             self._pause(name, course, why)
         self._outbox.note_failing([self._failing(name, why)])
 
+    def sent(self, rollout: bytes, name: str) -> None:
+        """A group of it was handed out, in the envelope of this id."""
+        self._sent[rollout] = name
+        if len(self._sent) > MAX_SENT:
+            del self._sent[next(iter(self._sent))]
+
+    def answered(self, receipt: Receipt) -> None:
+        """What a trainer made of a group. Other prompts or rewards over there are a fault of the key, so one
+        is enough."""
+        name = self._sent.pop(receipt.rollout, "")
+        if receipt.code not in REPLAY_CODES or name not in self:
+            return
+        course = self._courses[name]
+        course.failures += 1
+        why = f"a trainer's own play of a group gave something else and refused it with {receipt.code}"
+        self._pause(name, course, why)
+        self._outbox.note_failing([self._failing(name, why)])
+
     def made(self, name: str) -> None:
         """It made a group."""
-        course = self._courses.get(name)
+        course = self._courses.get(name) if name in self else None  # one of the batch that paused it is none
         if course is not None and (course.row or course.pauses):
             course.row = course.pauses = 0
             self._outbox.note_failing([self._failing(name, "")])

@@ -127,10 +127,7 @@ class _Volunteer:
         """The last checkpoint that the worker refused."""
         self._hand_on, self._made_groups = trio.open_memory_channel[tuple[Head, list[Group]]](1)
         self.engine = Engine(
-            memory=settings.memory,
-            nice=settings.nice,
-            threads=settings.threads,
-            log=folder.worker_log,
+            memory=settings.memory, nice=settings.nice, threads=settings.threads, log=folder.worker_log
         )
 
     async def run(self, stop: trio.Event, rollouts: int | None, minutes: float | None) -> None:
@@ -200,6 +197,7 @@ class _Volunteer:
         mine = [item for item in body.items if item.peer == self.identity.key]
         for item in self.outbox.acknowledge(mine, data):
             self.contribution.note(item)
+            self.pauses.answered(item)
             self.pacing.receipt(self.sending.settled(item.rollout), item.code == Code.STALE)
             if item.code == Code.KEY_TOO_NEW:
                 self.greeting.note_too_new(head.sender, item)
@@ -377,6 +375,7 @@ class _Volunteer:
         self.pauses.made(group.environment)
         try:
             item = self.sending.store(head, group.counter, group.body)
+            self.pauses.sent(item[0], group.environment)
         except StorageError:
             raise
         except LocalError as error:

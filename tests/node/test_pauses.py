@@ -10,8 +10,10 @@ import pytest
 from nous_node.node.events import Event, Note
 from nous_node.node.outbox import Outbox
 from nous_node.node.outbox_tables import Failing
-from nous_node.node.pauses import FAILURES, MAX_PAUSE_SECONDS, PAUSE_SECONDS, Pauses
+from nous_node.node.pauses import FAILURES, MAX_PAUSE_SECONDS, MAX_SENT, PAUSE_SECONDS, Pauses
 from nous_node.node.status import FailingEnvironment, JoinedStatus, lines
+from nous_node.protocol.errors import Code
+from nous_node.protocol.receipts import Receipt
 
 NOW = 1_800_000_000.0
 
@@ -146,3 +148,32 @@ def test_groups_that_are_lost_by_nobodys_fault_pause_nothing(node: Node, outbox:
     assert "good" in node.pauses
     assert node.told == []
     assert outbox.failing == []
+
+
+def test_one_group_that_a_trainer_plays_otherwise_pauses_its_environment(node: Node, outbox: Outbox) -> None:
+    node.pauses.sent(b"g" * 32, "good")
+    node.pauses.sent(b"b" * 32, "bad")
+    node.pauses.answered(receipt(b"g" * 32, Code.STALE))
+    node.pauses.answered(receipt(b"x" * 32, Code.PROMPT_MISMATCH))
+    assert "good" in node.pauses
+    for _ in range(2):
+        node.pauses.answered(receipt(b"b" * 32, Code.REWARD_MISMATCH))
+    node.pauses.made("bad")  # in the batch that was in work
+    assert "bad" not in node.pauses
+    assert len(node.told) == 1
+    assert "refused it with reward-mismatch" in node.told[0]
+    (failing,) = outbox.failing
+    assert failing == Failing("bad", 1, round(1000 * (NOW + PAUSE_SECONDS)), failing.why)
+    node.clock.now += PAUSE_SECONDS
+    assert "bad" in node.pauses
+
+
+def test_environments_of_old_groups_are_forgotten(node: Node) -> None:
+    for number in range(MAX_SENT + 1):
+        node.pauses.sent(number.to_bytes(32), "bad")
+    node.pauses.answered(receipt(bytes(32), Code.SEGMENTS))
+    assert "bad" in node.pauses
+
+
+def receipt(rollout: bytes, code: Code) -> Receipt:
+    return Receipt(rollout, b"k" * 32, "refused", code.value, None, None, 0)
