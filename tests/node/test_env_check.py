@@ -89,6 +89,16 @@ def test_a_table_names_each_row_and_a_failed_one_ends_with_1(
     assert "loud" in told
 
 
+def test_who_is_trusted_runs_without_the_sandbox_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["env", "check", "broken-forks", "--trust-env", "broken-forks", "--tasks", "2"]
+    assert run(arguments, tmp_path, monkeypatch) == Exit.OK
+    told = capsys.readouterr().out
+    assert "without the sandbox, with all that you can read" in told
+    assert "it left 1 process running (sleep)" in told
+
+
 def test_json_has_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
