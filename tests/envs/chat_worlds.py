@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from nous_node.envs.chat import ModelChat
 
 TEMPLATES = Path(__file__).parent / "templates"
 CREATED = 1_790_000_000_000
@@ -104,6 +107,20 @@ def spaced(scheme: str, style: Style) -> Tokenizer:
         [AddedToken(one, special=one not in style.plain, normalized=False) for one in style.controls]
     )
     return made
+
+
+class Spoken:
+    """The tokenizer of a run with a conversation format; what closes an answer ends it."""
+
+    def __init__(self, chat: ModelChat) -> None:
+        self._vocabulary = chat.vocabulary
+        self.eos_id = chat.close
+
+    def encode(self, text: str) -> list[int]:
+        return self._vocabulary.encode(text, start=True)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._vocabulary.decode(ids)
 
 
 def write_folder(folder: Path, kind: Kind, style: Style, source: str | None = None) -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 from nous_node.envs import sandbox
 from nous_node.envs.chat import load_chat
 from nous_node.envs.environment import (
-    Chat,
     Completion,
     Environment,
     GenerateRequest,
@@ -22,27 +21,13 @@ from nous_node.envs.replay import replay
 from nous_node.envs.sandbox import Launch
 from nous_node.protocol.rollouts import Engine, RolloutGroup, Trajectory, unpack_tokens
 
-from .chat_worlds import CREATED, STYLES, write_folder
+from .chat_worlds import CREATED, STYLES, Spoken, write_folder
 
 PACKAGES = Path(__file__).parent / "packages"
 SEED = bytes(range(32))
 
 Says = Callable[[str, int], str]
 """What is said to a text that so far was said, by the trajectory of a number."""
-
-
-class Vocabulary:
-    """The tokenizer of a chat model."""
-
-    def __init__(self, chat: Chat, eos_id: int) -> None:
-        self._vocabulary = chat.vocabulary  # type: ignore[attr-defined]
-        self.eos_id = eos_id
-
-    def encode(self, text: str) -> list[int]:
-        return self._vocabulary.encode(text, start=True)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._vocabulary.decode(ids)
 
 
 class Speaker:
@@ -84,8 +69,7 @@ def one_of(*sayings: str) -> Says:
 def chat_settings(folder: Path, style: str, max_tokens: int = 256, context: int = 4096) -> PolicySettings:
     """A chat model of bytes with a template of this style; groups of 4."""
     chat = load_chat(write_folder(folder / style, "bytes", STYLES[style]), "template", CREATED)
-    eos = chat.close  # type: ignore[attr-defined]
-    return PolicySettings(Vocabulary(chat, eos), 4, max_tokens, context, frozenset([eos]), chat=chat)
+    return PolicySettings(Spoken(chat), 4, max_tokens, context, frozenset([chat.close]), chat=chat)
 
 
 def launch(python: Path, *packages: str, network: bool = False) -> Launch:

@@ -12,7 +12,7 @@ from nous_node.envs import sandbox
 from nous_node.envs.atropos import Atropos
 from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
 from nous_node.envs.chat import load_chat
-from nous_node.envs.environment import Chat, Completion, Environment, PolicySettings
+from nous_node.envs.environment import Completion, Environment, PolicySettings
 from nous_node.envs.errors import BadConfig, BrokenEnvironment, EnvironmentFailed, UnknownEnvironment
 from nous_node.envs.remote import remote
 from nous_node.envs.replay import replay
@@ -21,7 +21,7 @@ from nous_node.protocol.rollouts import Engine, RolloutGroup, Trajectory, unpack
 from nous_node.protocol.runs import Setting
 from nous_node.protocol.tasks import assign
 
-from .chat_worlds import CREATED, STYLES, write_folder
+from .chat_worlds import CREATED, STYLES, Spoken, write_folder
 from .conftest import EOS, dreamt
 
 PACKAGE = Path(__file__).parent / "packages" / "atropos-maths"
@@ -30,26 +30,11 @@ VALUE = "nous_node.envs.atropos:Atropos"
 Make = Callable[..., Environment]
 
 
-class Vocabulary:
-    """The tokenizer of a chat model."""
-
-    def __init__(self, chat: Chat, eos_id: int) -> None:
-        self._vocabulary = chat.vocabulary  # type: ignore[attr-defined]
-        self.eos_id = eos_id
-
-    def encode(self, text: str) -> list[int]:
-        return self._vocabulary.encode(text, start=True)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._vocabulary.decode(ids)
-
-
 @pytest.fixture(scope="module", params=["chatml", "llama3"])
 def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PolicySettings:
     folder = tmp_path_factory.mktemp("model") / request.param
     chat = load_chat(write_folder(folder, "bytes", STYLES[request.param]), "template", CREATED)
-    eos = chat.close  # type: ignore[attr-defined]
-    return PolicySettings(Vocabulary(chat, eos), 4, 64, 2048, frozenset([eos]), chat=chat)
+    return PolicySettings(Spoken(chat), 4, 64, 2048, frozenset([chat.close]), chat=chat)
 
 
 @pytest.fixture(scope="module")

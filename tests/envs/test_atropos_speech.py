@@ -11,29 +11,15 @@ import pytest
 
 from nous_node.envs.atropos_speech import Speech
 from nous_node.envs.atropos_tokenizer import PolicyTokenizer
-from nous_node.envs.chat import load_chat
+from nous_node.envs.chat import ModelChat, load_chat
 from nous_node.envs.conversation import Conversations, Player
 from nous_node.envs.environment import Chat, Completion, GenerateRequest, Policy
 from nous_node.envs.errors import EnvironmentFailed
 
-from .chat_worlds import CREATED, STYLES, write_folder
+from .chat_worlds import CREATED, STYLES, Spoken, write_folder
 
 FIRST = {"role": "user", "content": "2 + 2?"}
 SECOND = {"role": "user", "content": "And 3 + 3?"}
-
-
-class Vocabulary:
-    """The tokenizer of a chat model."""
-
-    def __init__(self, chat: Chat) -> None:
-        self._vocabulary = chat.vocabulary  # type: ignore[attr-defined]
-        self.eos_id = chat.close  # type: ignore[attr-defined]
-
-    def encode(self, text: str) -> list[int]:
-        return self._vocabulary.encode(text, start=True)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._vocabulary.decode(ids)
 
 
 @dataclass
@@ -41,7 +27,7 @@ class Wild:
     """Says any bytes at all, whole characters or not, and mostly a stop token behind them."""
 
     chat: Chat | None
-    tokenizer: Vocabulary
+    tokenizer: Spoken
     group = 3
     max_tokens = 64
     context = 2048
@@ -62,15 +48,15 @@ class Wild:
 
 
 @pytest.fixture(scope="module", params=[("qwen3", "merges"), *((name, "bytes") for name in STYLES)])
-def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Chat:
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelChat:
     name, kind = request.param
     folder = write_folder(tmp_path_factory.mktemp("model") / name, kind, STYLES[name])
     return load_chat(folder, "template", CREATED)
 
 
 @pytest.fixture
-def wild(chat: Chat) -> Wild:
-    return Wild(chat, Vocabulary(chat))
+def wild(chat: ModelChat) -> Wild:
+    return Wild(chat, Spoken(chat))
 
 
 def spoken(policy: Policy, play: Callable[[Speech], Awaitable[None]]) -> Speech:

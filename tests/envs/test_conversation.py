@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from nous_node.envs.chat import load_chat
+from nous_node.envs.chat import ModelChat, load_chat
 from nous_node.envs.conversation import Conversations, Player
 from nous_node.envs.environment import (
-    Chat,
     Completion,
     EnvironmentInfo,
     GenerateRequest,
@@ -25,22 +24,8 @@ from nous_node.envs.errors import EnvironmentFailed
 from nous_node.envs.replay import replay
 from nous_node.protocol.rollouts import Engine, Role, RolloutGroup, Trajectory, unpack_tokens
 
-from .chat_worlds import CREATED, STYLES, write_folder
+from .chat_worlds import CREATED, STYLES, Spoken, write_folder
 from .conftest import dreamt
-
-
-class Bytes:
-    """The fixture's tokenizer as a policy has it."""
-
-    def __init__(self, chat: Chat, eos_id: int) -> None:
-        self._vocabulary = chat.vocabulary  # type: ignore[attr-defined]
-        self.eos_id = eos_id
-
-    def encode(self, text: str) -> list[int]:
-        return self._vocabulary.encode(text, start=True)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._vocabulary.decode(ids)
 
 
 class Speaker:
@@ -65,15 +50,14 @@ class Speaker:
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+def chat(tmp_path_factory: pytest.TempPathFactory) -> ModelChat:
     folder = write_folder(tmp_path_factory.mktemp("model") / "chatml", "bytes", STYLES["chatml"])
     return load_chat(folder, "template", CREATED)
 
 
 @pytest.fixture
-def speaks(chat: Chat) -> PolicySettings:
-    eos = chat.close  # type: ignore[attr-defined]
-    return PolicySettings(Bytes(chat, eos), 3, 64, 2048, frozenset([eos]), chat=chat)
+def speaks(chat: ModelChat) -> PolicySettings:
+    return PolicySettings(Spoken(chat), 3, 64, 2048, frozenset([chat.close]), chat=chat)
 
 
 def user(text: str) -> Message:
