@@ -132,7 +132,8 @@ def prepare(member: str) -> None:
 
 def _maker(member: str) -> tuple[type[Any], dict[str, Any]]:
     """The class of a game, and with what textarena makes it under this name."""
-    importlib.import_module("numpy")
+    with contextlib.suppress(ModuleNotFoundError):  # textarena comes without it: few games want it
+        importlib.import_module("numpy")
     importlib.import_module(LIBRARY)
     registered = importlib.import_module("textarena.envs.registration").ENV_REGISTRY[member]
     module, _, name = registered.entry_point.partition(":")

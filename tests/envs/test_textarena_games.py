@@ -47,6 +47,16 @@ def test_members_and_facts_need_no_textarena() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
+def test_a_game_that_wants_no_numpy_is_made_without_it() -> None:
+    """The library comes without it, and so does what `env install textarena` makes."""
+    program = (
+        "import sys; sys.modules['numpy'] = None; from nous_node.envs.textarena import TextArena as T;"
+        "print(T.make('KuhnPoker-v0-raw', {}).info.id)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["textarena/KuhnPoker-v0-raw"]
+
+
 def test_sixty_games_and_more_are_offered() -> None:
     assert len({member.split("-v0")[0] for member in TextArena.members()}) >= 60
     facts = TextArena.facts("LiarsDice-v0-raw")
