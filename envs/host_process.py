@@ -16,7 +16,7 @@ from nous_node.protocol.rollouts import Trajectory
 from .access import DEFAULT_SECONDS
 from .child import Child, ChildEnded
 from .environment import Policy, Task
-from .errors import BrokenEnvironment, EnvironmentFailed
+from .errors import BrokenEnvironment, EnvError, EnvironmentFailed
 from .host_failures import cannot_start, refusal
 from .host_groups import GONE, Groups
 from .host_messages import (
@@ -77,7 +77,12 @@ class HostProcess:
     def make(self, name: str, make: Make) -> Made:
         """Makes an environment. Raises BadConfig, BrokenEnvironment, UnknownEnvironment, CannotStart."""
         self.names[make.slot], self.slots[make.slot] = name, make
-        return self._make(make.slot)
+        try:
+            return self._make(make.slot)
+        except EnvError:
+            if not self.made:
+                self.close()  # a run may name any number of what cannot be made
+            raise
 
     def ask(self, message: ToHost, answer: type[A], slot: int) -> A:
         """About an environment that was made.

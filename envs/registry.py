@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -375,7 +376,8 @@ def _whose(found: _Found) -> str:
     """Who answers for its code: one of our families, a package that is a member of one, or a third party's
     distribution."""
     if found.ours and found.member:
-        return found.point.name if _imported(found.point).members() else found.name
+        package = re.split(r"[.:]", found.member)[0]
+        return found.point.name if _imported(found.point).members() else f"{found.point.name}/{package}"
     if found.ours or found.point.dist is None:
         return found.point.name
     return f"{distributions.normal(found.point.dist.name)} {found.point.dist.version}"

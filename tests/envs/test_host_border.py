@@ -22,7 +22,7 @@ from nous_node.envs.environment import (
     Tool,
     ToolCall,
 )
-from nous_node.envs.errors import CannotStart, EnvError, EnvironmentFailed
+from nous_node.envs.errors import BrokenEnvironment, CannotStart, EnvError, EnvironmentFailed
 from nous_node.envs.framing import framed
 from nous_node.envs.host_answers import LEAST, LEAST_EACH, answered
 from nous_node.envs.host_line import Line
@@ -82,6 +82,17 @@ def test_a_process_that_talks_of_other_things_is_given_up(value: str, process: H
     process.start = 1.0
     with pytest.raises(EnvError):
         process.describe(Describe(value))
+
+
+def test_what_cannot_be_made_leaves_no_process(process: HostProcess) -> None:
+    """A run may name many environments of many packages. One in which others were made goes on."""
+    with pytest.raises(BrokenEnvironment):
+        process.make("false", Make(process.number(), "false", "refused", {}))
+    assert process.child is None
+    process.make("false", Make(process.number(), "false", "", {}))
+    with pytest.raises(BrokenEnvironment):
+        process.make("false", Make(process.number(), "false", "refused", {}))
+    assert process.alive
 
 
 def test_more_scores_than_anybody_asks_for_are_not_read(environment: RemoteHeldOut) -> None:

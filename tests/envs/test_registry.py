@@ -116,6 +116,17 @@ def test_what_others_answer_for_runs_in_processes_of_its_own(offer) -> None:
     assert len(launches) == len(found)
 
 
+def test_classes_of_one_package_share_a_process(offer) -> None:
+    """Else a run could have any number of them started."""
+    offer(("atropos", "nous_node.envs.atropos:Atropos"))
+    names = ("atropos/maths:One", "atropos/maths.more:Other", "atropos/words:One")
+    assert [registry._whose(registry._find(name)) for name in names] == [
+        "atropos/maths",
+        "atropos/maths",
+        "atropos/words",
+    ]
+
+
 def test_nothing_heavy_is_imported_to_make_the_embedded_environment() -> None:
     program = (
         "import sys; from nous_node.envs.registry import make; make('sort-digits', {});"

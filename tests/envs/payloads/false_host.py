@@ -34,6 +34,8 @@ def answer(order: said.ToHost) -> None:
             pipe.send(said.Ready(number))
         case said.Describe(value):
             {"asides": asides, "questions": questions, "others": others}[value]()
+        case said.Make(slot, _, "refused"):
+            pipe.send(said.Refused(slot, "It cannot be made.", "broken"))
         case said.Make(slot):
             pipe.send(said.Made(slot, 0, True))
         case said.HeldOut(_, count):
