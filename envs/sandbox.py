@@ -199,6 +199,7 @@ def _variables(paths: Sequence[Path], hash_seed: int) -> dict[str, str]:
         "HOME": "/tmp",
         "USER": "nous",  # there is no /etc/passwd to look it up in
         "LANG": "C.UTF-8",
+        "TZ": "UTC",  # also without the sandbox, which hides what the machine is set to [EVM-5]
         "OMP_NUM_THREADS": "1",  # the node's own work has the cores
         "OPENBLAS_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",

@@ -53,6 +53,13 @@ def sentence(child: Captive, name: str, argument: str = "", seconds: float = ANS
     return str(error.value)
 
 
+@pytest.mark.parametrize("fixed", ["PYTHONHASHSEED=0", "TZ=UTC", "LANG=C.UTF-8"])
+def test_without_a_sandbox_too_nothing_depends_on_what_the_machine_is_set_to(
+    child: Captive, fixed: str
+) -> None:
+    assert fixed in child.ask(Order("variables", ""), ANSWER_S).text
+
+
 # --- asking ---
 
 
