@@ -334,3 +334,20 @@ groups = 24
 evaluate_every = 0
 evaluate_tasks = 1
 """
+
+
+@pytest.mark.slow
+@sandboxed
+def test_an_environment_that_the_trainer_plays_otherwise_is_paused_and_its_key_recovers(
+    village: Any, make: Any
+) -> None:
+    """It repeats its first groups, so that nothing is found before the trainer finds it. What was in work
+    then may be enough for a first quarantine, of a minute; after it the others go on."""
+    make(TRAPPED.replace("trap", "late"))
+    trainer = village.train()
+    node = village.join("node", trainer.invite())
+    told = node.note("village/late keeps failing here and is paused for 10 min")
+    assert "prompt-mismatch" in told.text
+    node.accepted(200, seconds=150.0)  # more than were in work
+    assert {*refusals(node, trainer)} - LATE - {"quarantined"} == {"prompt-mismatch"}
+    ends_well(node, trainer)

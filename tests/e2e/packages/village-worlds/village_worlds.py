@@ -133,6 +133,21 @@ class Fickle(Good):
         return f"say {os.urandom(2).hex()}:"
 
 
+class Late(Good):
+    """Another question each time, but only when it has been asked often."""
+
+    name = "late"
+    asked = 0
+
+    def question(self, task):
+        Late.asked += 1
+        return super().question(task) if Late.asked <= OFTEN else f"say {os.urandom(2).hex()}:"
+
+
+OFTEN = 100
+"""More than the first groups of a node, made by batches, and those made again."""
+
+
 class Moody(Good):
     """Another reward each time."""
 
@@ -156,7 +171,7 @@ class Trap(Good):
         return trajectories
 
 
-ALL = (Good, Chatty, Noisy, Raises, Hangs, Dies, Nan, Few, Forged, Texts, Hungry, Fickle, Moody, Trap)
+ALL = (Good, Chatty, Noisy, Raises, Hangs, Dies, Nan, Few, Forged, Texts, Hungry, Fickle, Late, Moody, Trap)
 
 
 def about(name):
