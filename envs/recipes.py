@@ -69,8 +69,9 @@ _ALL: Final = (
         "textarena",
         ("textarena==0.7.4",),
         ("textarena",),
-        "Text games for one player or more, played against oneself; some 160 MB.",
+        "Text games for one player or more, played against oneself; some 230 MB.",
         sources=("chess",),
+        needs=(*HOST, "numpy"),  # Sokoban draws from it, and textarena does not ask for it
     ),
     Recipe(
         "gymnasium",
