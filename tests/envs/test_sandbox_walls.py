@@ -108,7 +108,7 @@ def test_the_users_home_shows_at_most_the_way_to_what_is_readable(ask: Ask, fold
         "/proc/sys/kernel/core_pattern",
         "/proc/sysrq-trigger",
         "/proc/self/mem",
-        f"{sys.prefix}/new",
+        f"{sys.prefix}/bin/new",
         f"{Path(os.__file__)}",
         "FOLDER/new",
         "FOLDER/shown.txt",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class Crashes:
         self._line, self._home = line, line.path / "node"
         self._folder = str(node.folder.path)
         line.net.before = lambda digest: self._copy()
+        self._copying = threading.Lock()
         line.net.asked.clear()
         for owner, name in (
             (Path, "rename"),
@@ -81,9 +83,10 @@ class Crashes:
         return applied
 
     def _copy(self) -> None:
-        home = self._line.path / f"{self._line.heads[-1].version}-{len(self.left)}"
-        copy_tree(self._home, home)
-        self.left.append(Left(home, Counter(self._line.net.asked)))
+        with self._copying:  # files are renamed by several threads
+            home = self._line.path / f"{self._line.heads[-1].version}-{len(self.left)}"
+            copy_tree(self._home, home)
+            self.left.append(Left(home, Counter(self._line.net.asked)))
 
 
 def copy_tree(source: Path, target: Path) -> None:

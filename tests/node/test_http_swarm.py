@@ -20,6 +20,7 @@ from nous_node.node.network import Network, NetworkConfig, open_network
 from nous_node.node.swarm import Swarm
 from nous_node.node.upload_limit import UploadLimit
 from nous_node.protocol.checkpoints import FULL, CheckpointManifest
+from nous_node.protocol.constants import CHUNK
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.streams import (
     BLOB_PROTOCOL,
@@ -194,7 +195,8 @@ async def test_a_mirror_delivers_what_it_has_and_peers_the_rest(bench: Bench, tm
     mirror = bench.published(tmp_path / "mirror", 3)
     async with bench.open(streams=True, http=False) as (_, other):
         with static(mirror) as port:
-            assert await bench.fetch(other, [f"http://127.0.0.1:{port}"]) == bench.size
+            fetched = await bench.fetch(other, [f"http://127.0.0.1:{port}"])
+        assert bench.size <= fetched <= bench.size + CHUNK  # the last chunk may be asked for twice
         verify_folder(bench.folder, bench.files)
 
 

@@ -185,7 +185,7 @@ class Scripted:
         self.script = list(script)
         self.asked: list[list[int]] = []
 
-    async def generate(self, orders: Any, progress: Any, checked: Any) -> list[Group]:
+    async def generate(self, orders: Any, progress: Any, checked: Any, spent: Any) -> list[Group]:
         await trio.lowlevel.checkpoint()
         self.asked.append([order.counter for order in orders])
         error = self.script.pop(0) if self.script else None
