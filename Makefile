@@ -47,7 +47,7 @@ test-envs: $(VENV)/wheel
 # SmolLM2-135M-Instruct learns arithmetic over the network: 20 minutes on two cores, a report and a plot.
 REAL ?= real
 real: $(VENV)/smollm2
-	$(BIN)/nous-node demo --config tests/bench/real.toml --model $(VENV)/smollm2/model --volunteers 1 \
+	$(BIN)/nous-node demo --config tests/bench/real.toml --model $(VENV)/smollm2/model --volunteers 1 --threads 2 \
 	    --seconds 1140 --report $(REAL).json --plot $(REAL).png $(ARGS)
 
 bench: $(VENV)/bench

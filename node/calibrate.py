@@ -34,7 +34,7 @@ from .config import default_threads
 from .create import base_tensors, create_run
 from .home import Home, disk_errors
 from .pipe import ChildDied
-from .plan import DEFAULT_MODEL, Dtype, RunPlan, with_environments
+from .plan import DEFAULT_MODEL, Dtype, RunPlan, read_plan, with_environments
 from .runfolder import RunFolder
 from .wording import duration, printable
 
@@ -64,6 +64,8 @@ class CalibrateOptions:
     json: bool
     trusted: list[str] | None = None
     """Environments that run without the sandbox."""
+    config: Path | None = None
+    """Settings of the run that is meant; what stands above goes over them."""
 
 
 def run_calibrate(options: CalibrateOptions) -> None:
@@ -93,7 +95,13 @@ def _plan(options: CalibrateOptions) -> RunPlan:
     if options.dtype is not None and dtype is None:
         raise LocalError(f"--dtype is {' or '.join(DTYPES)}, not {printable(options.dtype)!r}.")
     model = None if options.model is None else str(options.model)
-    plan = RunPlan(model=model, dtype=dtype, max_tokens=options.max_tokens, uncalibrated=True)
+    said = {"model": model, "dtype": dtype, "max_tokens": options.max_tokens}
+    plan = msgspec.structs.replace(
+        read_plan(options.config),
+        thresholds=None,
+        uncalibrated=True,
+        **{name: value for name, value in said.items() if value is not None},
+    )
     return with_environments(plan, options.env)
 
 
@@ -191,7 +199,8 @@ def _print(made: Calibration, sights: Sights, file: Path, options: CalibrateOpti
 
 def _flags(options: CalibrateOptions) -> str:
     """What `init` has to be told for the run that was measured."""
-    told = [] if options.model is None else ["--model", str(options.model)]
+    told = [] if options.config is None else ["--config", str(options.config)]
+    told += [] if options.model is None else ["--model", str(options.model)]
     told += [part for env in options.env for part in ("--env", env)]
     told += [] if options.dtype is None else ["--dtype", options.dtype]
     told += [] if options.max_tokens is None else ["--max-tokens", str(options.max_tokens)]

@@ -51,6 +51,12 @@ def demo(
             metavar="DIR", rich_help_panel=OUTPUT, help="Keep all state there. Default: a temporary folder."
         ),
     ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, metavar="N", help="Threads of the trainer's torch; volunteers have one each."
+        ),
+    ] = 1,
     json: JsonFlag = False,
 ) -> None:
     """A trainer and volunteers on this machine, as separate processes, learning to sort digits, or what
@@ -61,5 +67,7 @@ def demo(
     from .demo import DemoOptions, run_demo
 
     trusted = tuple(trust_env or ())
-    options = DemoOptions(volunteers, seconds, seed, report, target, home, json, config, model, plot, trusted)
+    options = DemoOptions(
+        volunteers, seconds, seed, report, target, home, json, config, model, plot, trusted, threads
+    )
     raise typer.Exit(run_demo(options))

@@ -45,6 +45,14 @@ def calibrate(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Sampled tokens of one rollout, at most.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.toml",
+            help="The run's settings, as `init --config` takes them: its environments above all, since short "
+            "answers vary more. Flags go over it.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE.json", help="Default: in the home, where `init` finds it."),
@@ -59,7 +67,9 @@ def calibrate(
     """
     from .calibrate import CalibrateOptions, run_calibrate
 
-    run_calibrate(CalibrateOptions(model, env or [], dtype, rollouts, max_tokens, out, home, json, trust_env))
+    run_calibrate(
+        CalibrateOptions(model, env or [], dtype, rollouts, max_tokens, out, home, json, trust_env, config)
+    )
 
 
 def peers(

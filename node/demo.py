@@ -84,6 +84,8 @@ class DemoOptions:
     """PNG to draw."""
     trust_env: tuple[str, ...] = ()
     """Environments that run without the sandbox."""
+    threads: int = 1
+    """Of the trainer's torch; volunteers have one each."""
 
     @property
     def plan(self) -> RunPlan:
@@ -279,8 +281,15 @@ class _Demo:
     # --- processes -------------------------------------------------------------------------------
 
     def _start_trainer(self, view: View) -> Child:
-        arguments = ["train", RUN_NAME, "--listen", LOOPBACK, "--threads", "1", "--json"]
-        arguments += ["--home", str(self.home / "trainer"), "--seed", str(self.options.seed)]
+        arguments = ["train", RUN_NAME, "--listen", LOOPBACK, "--json"]
+        arguments += [
+            "--threads",
+            str(self.options.threads),
+            "--home",
+            str(self.home / "trainer"),
+            "--seed",
+            str(self.options.seed),
+        ]
         arguments += self._shared()
         child = self.family.start("trainer", arguments, self.home / "logs" / "trainer.log")
         deadline = time.monotonic() + READY_SECONDS

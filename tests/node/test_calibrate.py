@@ -174,6 +174,16 @@ def test_options_that_make_no_sense_are_said_so(tmp_path: Path) -> None:
         run_calibrate(CalibrateOptions(None, [], None, 64, 100_000, None, tmp_path, True))
 
 
+def test_the_settings_of_the_run_that_is_meant_are_measured(tmp_path: Path) -> None:
+    settings = tmp_path / "run.toml"
+    settings.write_text("max_tokens = 5\ngroup = 4\n[environments.sort-digits]\nconfig = {length = 3}\n")
+    options = CalibrateOptions(None, [], None, 64, 7, None, None, False, config=settings)
+    plan = calibrate._plan(options)
+    assert (plan.max_tokens, plan.group, plan.uncalibrated) == (7, 4, True)
+    assert plan.environments["sort-digits"].config == {"length": 3}
+    assert calibrate._flags(options) == f" --config {settings} --max-tokens 7"
+
+
 def test_the_run_that_was_measured_is_the_one_that_is_proposed() -> None:
     model = Path("my models/tea")
     options = CalibrateOptions(model, ["sort-digits=2"], "bfloat16", 64, 32, None, None, False)
