@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import random
 import subprocess
 import sys
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from nous_node.envs.determinism import NUMPY_SEEDS, SYMPY, Rng, seeded
 
-numpy: Any = pytest.importorskip("numpy")
-sympy: Any = importlib.import_module(SYMPY) if importlib.util.find_spec("sympy") else None
+numpy: Any = importlib.import_module("numpy")
+sympy: Any = importlib.import_module(SYMPY)
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "random": random.random,
@@ -27,8 +27,6 @@ DRAWS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(params=DRAWS)
 def draw(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    if request.param == "sympy" and sympy is None:
-        pytest.skip("sympy is not installed")
     return DRAWS[request.param]
 
 
@@ -118,8 +116,6 @@ BLOCKS = {
 )
 def test_the_first_task_of_a_process_draws_like_the_second(late: str, block: str) -> None:
     """A library that imports what it draws from where it draws: nothing may tell the first time."""
-    if importlib.util.find_spec(late.split(".")[0]) is None:
-        pytest.skip(f"{late} is not installed")
     told = _told(
         "from nous_node.envs.determinism import Rng, seeded\n"
         "def draw(before):\n"
