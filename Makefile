@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TREE := $(CURDIR)
-SOURCES := $(shell find protocol node envs trainer -type f -not -name '*.pyc') pyproject.toml
+SOURCES := $(shell find protocol node envs trainer specs/vectors -type f -not -name '*.pyc') pyproject.toml
 # One thread a process in tests: two processes on two cores each starting a thread pool only fight.
 TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 

@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """What `make test` does not install, and what takes long, runs only where it is asked for."""
     if config.option.markexpr or config.getoption("--attack-table", default=False):
         return
-    late = [item for item in items if item.get_closest_marker("ecosystem") or item.get_closest_marker("slow")]
+    elsewhere = ("ecosystem", "slow", "conformance")
+    late = [item for item in items if any(item.get_closest_marker(name) for name in elsewhere)]
     if late:
         items[:] = [item for item in items if item not in late]
         config.hook.pytest_deselected(items=late)
