@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from . import cli_checkpoints, cli_demo, cli_envs, cli_models, cli_trust
+from . import cli_checkpoints, cli_conformance, cli_demo, cli_envs, cli_models, cli_trust
 from .cli_exit import EXIT_CODES, Exit, verdict, write_crash
 from .cli_options import (
     AnnounceFlag,
@@ -51,6 +51,7 @@ identity_app = typer.Typer(
 app.add_typer(identity_app, name="identity")
 cli_trust.register(app)
 cli_checkpoints.register(app)
+cli_conformance.register(app)
 cli_demo.register(app)
 cli_envs.register(app)
 cli_models.register(app)

@@ -30,7 +30,7 @@ class Exit(IntEnum):
     OK = 0
     FAILED = 1
     """The demo did not learn, doctor found a problem, audit another verdict than was recorded, a checkpoint
-    is damaged, or an environment failed."""
+    is damaged, an environment failed, or a client a conformance test."""
     INPUT = 2
     """A flag, an invite, a file or a folder that cannot be used as it is."""
     NETWORK = 3
@@ -44,9 +44,9 @@ class Exit(IntEnum):
 
 
 EXIT_CODES = """Exit codes: 0 ok · 1 the demo did not learn, doctor found a problem, audit another verdict
-than was recorded, a checkpoint is damaged, or an environment failed · 2 bad input (flag, invite, file) · 3
-network (unreachable, port in use) · 4 storage (disk full, damaged state) · 5 internal error · 130 Ctrl-C
-pressed twice""".replace("\n", " ")
+than was recorded, a checkpoint is damaged, an environment failed, or a client a conformance test · 2 bad
+input (flag, invite, file) · 3 network (unreachable, port in use) · 4 storage (disk full, damaged state) · 5
+internal error · 130 Ctrl-C pressed twice""".replace("\n", " ")
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

@@ -37,7 +37,7 @@ COMMANDS = [
     "audit",
     "eval",
 ]
-GROUPS = ["identity", "receipts", "checkpoints", "env", "model"]
+GROUPS = ["identity", "receipts", "checkpoints", "env", "model", "conformance"]
 
 
 def run(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
