@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgpack
 import msgspec
 
+from .absence import check_absence
 from .constants import MAX_ARRAY, MAX_DEPTH, MAX_INT, MAX_MAP, MAX_TEXT, MAX_VALUES
 from .errors import Code, LocalError, RemoteError
 from .reader import Reader, Value
@@ -58,9 +59,11 @@ def read(data: bytes, struct: type[T], limit: int, values: int = MAX_VALUES) -> 
 def shaped(value: Value, struct: type[T]) -> T:
     """A decoded value as `struct`; WRONG_TYPE names the path that does not fit."""
     try:
-        return msgspec.convert(value, struct, builtin_types=(bytes,))
+        result = msgspec.convert(value, struct, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise RemoteError(Code.WRONG_TYPE, f"The message has a wrong shape: {error}.") from error
+    check_absence(value, struct)
+    return result
 
 
 def _arranged(value: object, depth: int) -> object:

@@ -20,6 +20,7 @@ import msgspec
 import zstandard
 from msgspec import Meta
 
+from .absence import NIL_IS_ABSENT
 from .constants import (
     DOMAIN_ENVELOPE,
     MAX_BODY,
@@ -73,9 +74,9 @@ class Signed(msgspec.Struct, frozen=True, rename={"sender": "from"}, omit_defaul
     ts: Millis
     exp: Millis
     body: bytes
-    enc: str | None = None
+    enc: Annotated[str | None, NIL_IS_ABSENT] = None
     """`zstd` where the body is compressed."""
-    size: Uint | None = None
+    size: Annotated[Uint | None, NIL_IS_ABSENT] = None
     """Bytes of the decompressed body; present exactly with `enc`."""
 
 

@@ -27,7 +27,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     peer: Hash
     """Key of its sender."""
     verdict: Literal["accepted", "refused"]
-    code: Annotated[str, Meta(max_length=64, pattern="^[a-z0-9-]*$")]
+    code: Annotated[str, Meta(max_length=64, pattern=r"^[a-z0-9-]*\Z")]
     """Empty when accepted."""
     measured: float | None
     threshold: float | None

@@ -10,6 +10,7 @@ import base64
 import binascii
 import hashlib
 import math
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -269,8 +270,12 @@ class Topics(msgspec.Struct, frozen=True):
         return f"/nous/1/{self.run.hex()}/receipts"
 
 
-ADDRESS_PATTERN = r"^/[!-~]*/p2p/[1-9A-HJ-NP-Za-km-z]+$"
-"""A multiaddr in printable ASCII that ends in a peer id: it is shown to people before it is dialled."""
+ADDRESS_PATTERN = r"^/[!-~]*/p2p/[1-9A-HJ-NP-Za-km-z]+\Z"
+"""A multiaddr in printable ASCII that ends in a peer id: it is shown to people before it is dialled. `$`
+would take a line break behind it."""
+
+WHITE_SPACE = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+"""Unicode White_Space: `str.split` takes U+001C to U+001F as well."""
 
 
 class Invite(msgspec.Struct, frozen=True):
@@ -292,7 +297,7 @@ class Invite(msgspec.Struct, frozen=True):
     @classmethod
     def from_text(cls, text: str) -> Invite:
         """Reads what a person pasted; RemoteError(INVITE) says what is wrong with it. [INV-1] [INV-4]"""
-        text = "".join(text.split())  # chats and terminals break long lines
+        text = WHITE_SPACE.sub("", text)  # chats and terminals break long lines
         if not text.startswith(INVITE_PREFIX):
             raise _bad_invite(f"an invite begins with {INVITE_PREFIX!r}")
         if len(text) > MAX_INVITE:

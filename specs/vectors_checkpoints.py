@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from vectors_encoding import tagged
-from vectors_world import ALICE, BASE, BEACON, FILES, ROOT, TRAINER, case, forged, sealed
+from vectors_world import ALICE, BASE, BEACON, FILES, ROOT, TRAINER, case, forged, plain, sealed
 
 from nous_node.protocol.checkpoints import (
     CheckpointManifest,
@@ -144,6 +144,16 @@ def _bad_checkpoints(later: CheckpointManifest) -> list[dict[str, Any]]:
         for comment, rule, changes, code in rows
     ]  # fmt: skip
     body = later.to_bytes()
+    nil = [
+        case(
+            f"nil for {key}, which is optional",
+            "ENC-12",
+            "invalid",
+            envelope=sealed(TRAINER, "checkpoint", encode({**plain(manifest), key: None})).hex(),
+            code="wrong-type",
+        )
+        for manifest, key in ((BASE, "parent"), (BASE, "levels"), (later, "deltas"), (later, "mirrors"))
+    ]
     envelopes = [
         ("signed by a volunteer", "CKP-1", sealed(ALICE, "checkpoint", body), "wrong-role"),
         (
@@ -156,7 +166,7 @@ def _bad_checkpoints(later: CheckpointManifest) -> list[dict[str, Any]]:
         ("of another run", "CKP-1", sealed(TRAINER, "checkpoint", body, run=bytes(32)), "wrong-run"),
         ("another kind of message", "CKP-1", sealed(TRAINER, "receipts", body), "wrong-kind"),
     ]
-    return bad + [
+    return [*bad, *nil] + [
         case(comment, rule, "invalid", envelope=envelope.hex(), code=code)
         for comment, rule, envelope, code in envelopes
     ]

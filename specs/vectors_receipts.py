@@ -62,15 +62,25 @@ def receipts() -> list[dict[str, Any]]:
         ("a negative credit", "RCP-2", {"items": [[*refusal[:6], -1]]}),
         ("a peer of 31 bytes", "RCP-2", {"items": [[bytes(32), bytes(31), *refusal[2:]]]}),
         ("a missing element", "RCP-2", {"items": [refusal[:6]]}),
-        ("4,097 receipts", "RCP-2", {"items": [refusal] * 4097}),
+        (
+            "a code with a line break behind it",
+            "RCP-2",
+            {"items": [[*refusal[:3], "stale\n", None, None, 0]]},
+        ),
+        ("nil for standings, which are optional", "ENC-12", {"items": [], "standings": None}),
+        ("nil for known, which is optional", "ENC-12", {"items": [], "known": None}),
     ]
     rows = [
         case(comment, rule, "valid", body=encode(body).hex(), envelope=sealed(TRAINER, "receipts", encode(body)).hex())
         for comment, rule, body in fine
     ] + [
         case(comment, rule, "invalid", envelope=sealed(TRAINER, "receipts", encode(body)).hex(), code="wrong-type")
-        for comment, rule, body in bad[:-1]
+        for comment, rule, body in bad
     ]  # fmt: skip
+    item = encode(refusal)
+    before, after = sealed(TRAINER, "receipts", encode({"items": [refusal] * 4097})).split(item * 4097)
+    many = [[before.hex(), 1], [item.hex(), 4097], [after.hex(), 1]]
+    rows.append(case("4,097 receipts", "RCP-2", "invalid", envelope=many, code="wrong-type"))
     return rows + [
         case(comment, "RCP-1", "invalid", envelope=envelope.hex(), code=code)
         for comment, envelope, code in (

@@ -240,6 +240,10 @@ def _bad_shapes() -> list[dict[str, Any]]:
         ("an unknown finish", "ROL-13", inner(finish="tired")),
         ("an advantage as text", "ROL-13", inner(advantage="1")),
         ("an advantage as a bool", "ENC-12", inner(advantage=True)),
+        *(
+            ("nil for an optional key", "ENC-12", changed(trajectories=[{**first, key: None}, first]))  # type: ignore[dict-item]
+            for key in ("components", "agent", "advantages", "advantage", "parents")
+        ),
         ("65 components", "ROL-13", inner(components={str(number): 0.5 for number in range(65)})),
     ]
     return [

@@ -78,10 +78,24 @@ def _bad_runs() -> list[dict[str, Any]]:
         _run_case(comment, rule, (data := encode(replace(MANIFEST, **changes))), run_id(data), code)
         for comment, rule, changes, code in rows
     ]
+    nil = [
+        _run_case(comment, "ENC-12", data, run_id(data), "wrong-type")
+        for comment, changes in (
+            ("nil for chat, which is optional", {"chat": None}),
+            ("nil for the model of thresholds, which is optional", {"thresholds": {**plain(MANIFEST.thresholds), "model": None}}),
+            ("nil for the config of an environment, which is optional", {"environments": [{**plain(entry), "config": None}]}),
+            ("nil as a setting of an environment", {"environments": [{**plain(entry), "config": {"length": None}}]}),
+            ("a map as a setting of an environment", {"environments": [{**plain(entry), "config": {"length": {}}}]}),
+        )
+        for data in [encode({**plain(MANIFEST), **changes})]
+    ]  # fmt: skip
+    three = encode({**plain(MANIFEST), "protocol": [1, 1, 2]})
     without = encode({key: value for key, value in plain(MANIFEST).items() if key != "thresholds"})
     body = MANIFEST.to_bytes()
     return [
         *bad,
+        *nil,
+        _run_case("protocol with a third element", "RUN-5", three, run_id(three), "wrong-type"),
         _run_case("a key is missing", "RUN-5", without, run_id(without), "wrong-type"),
         _run_case("another run than was asked for", "RUN-1", body, bytes(32), "wrong-run"),
         _run_case("the envelope names another run", "RUN-1", body, RUN, "wrong-run", run=bytes(32)),
@@ -119,6 +133,10 @@ def _run_case(
     return case(comment, rule, "invalid", run=expected.hex(), envelope=envelope.hex(), code=code)
 
 
+WHITE = (
+    "\t\n\v\f\r \x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
+)
+"""Unicode White_Space."""
 ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{TRAINER.peer_id}"
 
 
@@ -140,7 +158,8 @@ def invites() -> list[dict[str, Any]]:
         ("three addresses, one behind a relay", three.to_text(), three),
         ("white space anywhere is dropped", broken, one),
         ("an unknown key is ignored", extended, one),
-    ]
+        ("every kind of Unicode white space is dropped", "".join(WHITE[number % len(WHITE)] + sign for number, sign in enumerate(text)), one),
+    ]  # fmt: skip
     positive = [
         case(
             comment,
@@ -180,6 +199,10 @@ def _bad_invites(text: str) -> list[tuple[str, str, str]]:
         ("17 addresses", "INV-3", _invite({"addresses": [ADDRESS] * 17, "run": RUN})),
         ("an address without a peer id", "INV-3", _invite({"addresses": ["/ip4/192.0.2.1/tcp/1"], "run": RUN})),
         ("an address with a terminal's escape", "INV-3", _invite({"addresses": ["/\x1b[2J" + ADDRESS], "run": RUN})),
+        ("an address with a line break behind it", "INV-3", _invite({"addresses": [ADDRESS + "\n"], "run": RUN})),
+        ("a control character that is no white space", "INV-1", text[:30] + "\x1c" + text[30:]),
+        ("a zero-width space, which is no white space", "INV-1", text[:30] + "\u200b" + text[30:]),
+        ("a byte order mark, which is no white space", "INV-1", "\ufeff" + text),
         ("an address of 257 bytes", "INV-3", _invite({"addresses": ["/" + "a" * 200 + ADDRESS], "run": RUN})),
         ("more than 2,048 characters", "INV-4", _invite({"addresses": ["/" + "a" * 150 + ADDRESS] * 8, "run": RUN})),
     ]  # fmt: skip

@@ -207,7 +207,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "contents?": TEXTS,
         "code?": CODE,
     },
-    "receipts": {"envelope": HEX, "body?": HEX, "code?": CODE},
+    "receipts": {"envelope": BYTES, "body?": HEX, "code?": CODE},
     "proofs": {
         "file": HEX,
         "key?": HEX,

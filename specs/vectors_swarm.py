@@ -44,6 +44,17 @@ def streams() -> list[dict[str, Any]]:
         ("17 peers", "have-reply", {"peers": [ADDRESS] * 17}),
         ("an address that is none", "have-reply", {"peers": ["192.0.2.7:4001"]}),
         ("a bitmap as text", "have-reply", {"have": "ff"}),
+        ("an address with a line break behind it", "have-reply", {"peers": [ADDRESS + "\n"]}),
+    ]
+    nil: list[tuple[str, dict[str, Any]]] = [
+        ("have-request", {**asked, "have": None}),
+        ("have-request", {**asked, "http": None}),
+        ("have-request", {**asked, "addresses": None}),
+        ("have-reply", {"have": None}),
+        ("have-reply", {"error": None, "have": b"\x01"}),
+        ("head-reply", {"checkpoint": None, "run": b"envelope"}),
+        ("blob-reply", {"data": b"chunk", "error": None}),
+        ("blob-reply", {"data": None, "error": "not-found"}),
     ]
     busy = case(
         "a blob for which there is no time",
@@ -63,6 +74,10 @@ def streams() -> list[dict[str, Any]]:
         *(
             case(comment, "STR-4", "invalid", message=kind, frame=framed(encode(value)), code="wrong-type")
             for comment, kind, value in bad
+        ),
+        *(
+            case("nil for an optional key", "ENC-12", "invalid", message=kind, frame=framed(encode(value)), code="wrong-type")
+            for kind, value in nil
         ),
     ]  # fmt: skip
 
