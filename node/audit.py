@@ -249,7 +249,7 @@ class Auditor:
         entry, error = judged.entry, judged.error
         outcome, text = compared(judged)
         measured, threshold = self._figures(judged)
-        said = entry.said
+        said, figures = entry.said, None if judged.measured is None else judged.measured.figures
         return Finding(
             rollout=entry.id.hex(),
             peer=judged.peer.hex(),
@@ -261,6 +261,9 @@ class Auditor:
             code="" if error is None else error.code.value,
             measured=_finite(measured),
             threshold=_finite(threshold),
+            tokens=None if figures is None else _finite(figures.tokens),
+            distance=None if figures is None else _finite(figures.distance),
+            largest=None if figures is None else _finite(figures.largest),
             outcome=outcome,
             text=printable(text),
         )

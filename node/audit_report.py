@@ -51,6 +51,12 @@ class Finding(msgspec.Struct, frozen=True, tag="group", tag_field="event"):
     measured: float | None
     """Where the rule is a comparison; of an accepted group the mean difference of its log-probs."""
     threshold: float | None
+    tokens: float | None
+    """Sum of the weights of its trained tokens [VER-10]; None where no model was run, like the next two."""
+    distance: float | None
+    """Mean distance of its uniforms from the tokens' intervals. [VER-10]"""
+    largest: float | None
+    """Largest distance of one token."""
     outcome: Outcome
     text: str
     """What there is to say for people."""

@@ -91,14 +91,19 @@ class Family:
     events: queue.Queue[tuple[str, Event]] = field(default_factory=queue.Queue)
     children: list[Child] = field(default_factory=list)
 
-    def start(self, name: str, arguments: Sequence[str], log: Path) -> Child:
-        """Starts the program with these arguments: one torch thread, offline."""
+    def start(
+        self, name: str, arguments: Sequence[str], log: Path, program: Sequence[str] | None = None
+    ) -> Child:
+        """Starts the program, or another one, with these arguments: one torch thread, offline.
+
+        Raises OSError where it cannot be started.
+        """
         if not self.children:
             atexit.register(self.kill)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                [*self.program, *arguments],
+                [*(self.program if program is None else program), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -17,7 +17,15 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    volunteers: Annotated[int, typer.Option(min=1, max=64, metavar="N", help="Volunteer processes.")] = 2,
+    volunteers: Annotated[int, typer.Option(min=0, max=64, metavar="N", help="Volunteer processes.")] = 2,
+    client: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Another implementation's volunteer beside them, with {invite} and {home} where it takes "
+            "them; may be repeated.",
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=5, metavar="S", help="How long to learn.")] = 150,
     seed: Annotated[int, typer.Option(min=0, metavar="K", help="Other keys, other tasks.")] = 0,
     report: Annotated[
@@ -66,8 +74,19 @@ def demo(
     """
     from .demo import DemoOptions, run_demo
 
-    trusted = tuple(trust_env or ())
     options = DemoOptions(
-        volunteers, seconds, seed, report, target, home, json, config, model, plot, trusted, threads
+        volunteers,
+        seconds,
+        seed,
+        report,
+        target,
+        home,
+        json,
+        config,
+        model,
+        plot,
+        tuple(trust_env or ()),
+        threads,
+        tuple(client or ()),
     )
     raise typer.Exit(run_demo(options))

@@ -31,6 +31,7 @@ from .children import Child, Family
 from .cli_exit import Exit
 from .cli_roles import FINISHING
 from .create import create_run
+from .demo_clients import KEEP, figures_of, read_command
 from .demo_report import DemoReport, make_report, measure, told
 from .events import (
     Event,
@@ -86,6 +87,8 @@ class DemoOptions:
     """Environments that run without the sandbox."""
     threads: int = 1
     """Of the trainer's torch; volunteers have one each."""
+    clients: tuple[str, ...] = ()
+    """Commands of other volunteers, with {invite} and {home} in them."""
 
     @property
     def plan(self) -> RunPlan:
@@ -139,6 +142,10 @@ def run_demo(options: DemoOptions, family: Family | None = None) -> int:
     if options.plot is not None:
         check_plots()
     home = options.home or Path(tempfile.mkdtemp(prefix="nous-demo-"))
+    for text in options.clients:
+        read_command(text, "", home)
+    if not options.volunteers and not options.clients:
+        raise LocalError("Nobody would generate rollouts: --volunteers 0 needs at least one --client.")
     family = family or Family()
     kept = home / "logs"
     try:
@@ -252,6 +259,7 @@ class _Demo:
             self.started = time.monotonic()
             trainer = self._start_trainer(view)
             volunteers = [self._start_volunteer(n + 1) for n in range(self.options.volunteers)]
+            volunteers += [self._start_client(n + 1, one) for n, one in enumerate(self.options.clients)]
             self._watch(view, trainer, volunteers)
             seconds = time.monotonic() - self.started
             left = sum(child.poll() is None for child in volunteers)
@@ -271,11 +279,12 @@ class _Demo:
             volunteers=list(self.tally.volunteers.values()),
             versions=self.tally.versions,
             seconds=seconds,
-            asked=self.options.volunteers,
+            asked=self.options.volunteers + len(self.options.clients),
             left=left,
             seed=self.options.seed,
             judged="greedy" if self.options.config is None and self.options.model is None else "sampled",
             checkpoint=final,
+            clients=figures_of(folder, self.access) if self.options.clients else (),
         )
 
     # --- processes -------------------------------------------------------------------------------
@@ -290,6 +299,8 @@ class _Demo:
             "--seed",
             str(self.options.seed),
         ]
+        if self.options.clients:
+            arguments += ["--keep", str(KEEP)]
         arguments += self._shared()
         child = self.family.start("trainer", arguments, self.home / "logs" / "trainer.log")
         deadline = time.monotonic() + READY_SECONDS
@@ -307,6 +318,17 @@ class _Demo:
         arguments = ["join", self.tally.invite, "--listen", LOOPBACK, "--threads", "1", "--json"]
         arguments += ["--home", str(self.home / name), "--nice", "0", *self._shared()]
         return self.family.start(name, arguments, self.home / "logs" / f"{name}.log")
+
+    def _start_client(self, number: int, text: str) -> Child:
+        """Another implementation's volunteer."""
+        name = f"client-{number}"
+        home = self.home / name
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        program, *arguments = read_command(text, self.tally.invite, home)
+        try:
+            return self.family.start(name, arguments, self.home / "logs" / f"{name}.log", [program])
+        except OSError as error:
+            raise DemoFailed(f"{program} cannot be started ({error.strerror}).", Exit.INPUT) from None
 
     def _shared(self) -> list[str]:
         """Flags of both roles."""

@@ -10,6 +10,7 @@ import msgspec
 
 from nous_node.protocol.errors import LocalError
 
+from .demo_clients import ClientFigures, table
 from .events import TrainerStatus, VersionReport, VolunteerStatus
 from .wording import count, duration, plural, refusals, share
 
@@ -85,6 +86,8 @@ class DemoReport(msgspec.Struct, frozen=True, kw_only=True):
     the engine did not."""
     checkpoint: CheckpointFacts
     versions: list[CurvePoint]
+    clients: list[ClientFigures] = []
+    """Of each key, where other implementations took part."""
 
     @property
     def rise(self) -> float:
@@ -131,6 +134,7 @@ def make_report(
     seed: int,
     judged: Literal["greedy", "sampled"],
     checkpoint: Path,
+    clients: Sequence[ClientFigures] = (),
 ) -> DemoReport:
     """Puts together what was measured and what the processes reported last."""
     newest = max(versions, key=lambda report: report.version, default=None)
@@ -155,6 +159,7 @@ def make_report(
         environment_share=environment_share(volunteers),
         checkpoint=CheckpointFacts(str(checkpoint), newest.checkpoint if newest else trainer.checkpoint),
         versions=[CurvePoint(v.seconds, v.version, v.reward, v.correct, v.greedy) for v in versions],
+        clients=list(clients),
     )
 
 
@@ -185,5 +190,6 @@ def told(report: DemoReport, required_rise: float) -> str:
             f"  on the wire                 {report.bytes_per_trained_token:.1f} bytes per trained token",
             f"  last checkpoint             {report.checkpoint.path}",
             f"  its hash                    {report.checkpoint.hash}",
+            *table(report.clients),
         )
     )
