@@ -10,7 +10,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1
 # Home of the ecosystems' virtual environments for `make test-envs`: some 2.5 GB, kept between runs.
 ENVS := .venv-envs
 
-.PHONY: demo test test-envs lint unit attacks bench vectors dev clean
+.PHONY: demo test conformance test-envs lint unit attacks bench vectors dev clean
 
 demo: $(VENV)/wheel
 	$(BIN)/nous-node demo $(ARGS)
@@ -35,6 +35,23 @@ attacks: $(VENV)/wheel
 	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
 	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests/attacks --attack-table \
 	    -q $(ARGS); code=$$?; rm -rf $$empty; exit $$code
+
+# Both implementations against the kit, 100,000 mutations, and runs that have volunteers of both. Needs Node.js 20.
+JS := tests/clients/js
+FUZZ ?= 100000
+conformance: $(VENV)/wheel $(JS)/node_modules/.package-lock.json
+	$(BIN)/nous-node conformance adapter -- $(BIN)/nous-node conformance own
+	$(BIN)/nous-node conformance adapter -- node $(JS)/adapter.js
+	$(BIN)/nous-node conformance adapter --fuzz $(FUZZ) --seed 1 -- node $(JS)/adapter.js
+	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
+	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests -m conformance -q $(ARGS); \
+	    code=$$?; rm -rf $$empty; exit $$code
+
+$(JS)/node_modules/.package-lock.json: $(JS)/package-lock.json
+	@node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null && command -v npm >/dev/null || \
+	    { echo "The JavaScript client needs Node.js 20 or newer with npm: https://nodejs.org/en/download, or your"; \
+	    echo "system's package (Debian 13: apt install nodejs npm; macOS: brew install node)."; exit 2; }
+	cd $(JS) && npm ci --no-audit --no-fund
 
 # Every ecosystem of envs/recipes.py in an interpreter of its own, as a node installs it, and the tests of all.
 test-envs: $(VENV)/wheel
@@ -87,4 +104,4 @@ $(VENV)/bench: $(VENV)/wheel
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(ENVS) build dist *.egg-info
+	rm -rf $(VENV) $(ENVS) $(JS)/node_modules build dist *.egg-info
