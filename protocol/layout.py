@@ -1,6 +1,7 @@
 """Where the tensors of a safetensors file lie. Spec: `specs/09-checkpoints.md`, "Deltas".
 
-Stricter than the format's own text: the tensors fill the file without a hole, which is what its loaders ask.
+Stricter than the format's own text: the tensors fill the file without a hole, which is what its loaders ask,
+and nothing stands in a header but what they read: so no reader has to follow JSON deeper than three levels.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ def _entries(header: bytes) -> dict[str, Entry]:
         raise RemoteError(Code.MALFORMED, "The header of a safetensors file is no JSON.") from error
     if not isinstance(value, dict):
         raise RemoteError(Code.MALFORMED, "The header of a safetensors file is no JSON object.")
-    value.pop("__metadata__", None)
+    metadata = value.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise RemoteError(Code.MALFORMED, "The metadata of a safetensors file are no texts.")
     return {name: _entry(name, entry) for name, entry in value.items()}
 
 
@@ -125,8 +128,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, entry: object) -> Entry:
     match entry:
-        case {"dtype": str() as dtype, "shape": list() as shape, "data_offsets": [begin, end]} if all(
-            type(number) is int and 0 <= number <= MAX_INT for number in (*shape, begin, end)
+        case {"dtype": str() as dtype, "shape": list() as shape, "data_offsets": [begin, end], **rest} if (
+            not rest
+            and all(type(number) is int and 0 <= number <= MAX_INT for number in (*shape, begin, end))
         ):
             return dtype, shape, begin, end
     raise RemoteError(Code.MALFORMED, f"The header of a safetensors file is wrong at {name[:64]!r}.")

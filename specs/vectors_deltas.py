@@ -219,8 +219,19 @@ def files() -> list[dict[str, Any]]:
         valid("the second segment has one element", "DLT-3 DLT-8", ones, {"w": ("U8", [SEGMENT + 1], last)}, delta({"w": [(1, "xor", raw_frame(b"\3"))]})),
         valid("the first segment, by repeated bytes", "DLT-3 DLT-4", ones, {"w": ("U8", [SEGMENT + 1], first)}, delta({"w": [(0, "full", zero)]})),
         valid("both segments, at the end of the first", "DLT-3 DLT-6", half, edge, delta({"w": ends})),
+        _spelled("metadata, white space, escapes and -0 in the parent's header", '\n {"__metadata__" : {"format":"p\\u0074"},"\\u0077":{"shape":[5],"dtype":"BF16","data_offsets":[-0,10]}}  '),
         valid("unknown keys and further elements are ignored", "ENC-10 DLT-2", given, NUMBERS.tensors(NUMBERS.new), extended),
     ]  # fmt: skip
+
+
+def _spelled(comment: str, header: str) -> dict[str, Any]:
+    """The change of NUMBERS in a file whose header is spelled otherwise; it comes out as it went in."""
+    parent, result = (with_header(header.encode(), data) for data in (NUMBERS.old, NUMBERS.new))
+    made = delta({"w": [(0, "gap", raw_frame(NUMBERS.content("gap")))]})
+    tensors = hashes(NUMBERS.tensors(NUMBERS.new))
+    return case(
+        comment, "DLT-1 DLT-8", "valid", parent=parent.hex(), delta=made.hex(), tensors=tensors, result=result.hex()
+    )  # fmt: skip
 
 
 def _writer(comment: str, old: bytes, new: bytes) -> dict[str, Any]:
