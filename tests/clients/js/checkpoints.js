@@ -1,79 +1,159 @@
 // Files of a checkpoint (chapter 09): chunks, chains, safetensors, deltas.
-import { Refused } from "./msgpack.js";
+import { Refused, must } from './msgpack.js'
+import { read, same, sha256, unzip } from './structures.js'
 
-const widths = { BOOL: 1, U8: 1, I8: 1, F8_E4M3: 1, F8_E5M2: 1, F8_E8M0: 1, U16: 2, I16: 2, F16: 2, BF16: 2, U32: 4, I32: 4, F32: 4,
-  U64: 8, I64: 8, F64: 8, C64: 8 };
-const refuse = (wrong, code) => {
-  if (wrong) throw new Refused(code);
-};
+const WIDTHS = { BOOL: 1, U8: 1, I8: 1, F8_E4M3: 1, F8_E5M2: 1, F8_E8M0: 1, U16: 2, I16: 2, F16: 2, BF16: 2, U32: 4,
+  I32: 4, F32: 4, U64: 8, I64: 8, F64: 8, C64: 8 }
+const EXPONENTS = { BF16: [7, 0xff], F16: [10, 0x1f], F32: [23, 0xff] } // lowest bit, mask
+const SEGMENT = 1 << 20, MAX_HEADER = 16_000_000, MAX_BRACKETS = 196_610, MAGIC = Buffer.from('nous/delta/1\0')
+const view = (bytes) => Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length)
 
-// JSON.parse tells whether it is JSON; it rounds large integers and keeps one of two equal names, so it is read again.
-function strictJson(text) {
-  JSON.parse(text);
-  const tokens = text.match(/"(?:[^"\\]+|\\.)*"|[{}[\]]|[^\s,:{}[\]"]+/g);
-  let at = 0;
-  const value = () => {
-    const token = tokens[at++];
-    if (token === "[") {
-      const list = [];
-      while (tokens[at] !== "]") list.push(value());
-      return at++, list;
-    }
-    if (token !== "{") return /^-?\d+$/.test(token) ? BigInt(token) : JSON.parse(token);
-    const map = new Map();
-    while (tokens[at] !== "}") {
-      const name = JSON.parse(tokens[at++]);
-      refuse(map.has(name), "malformed");
-      map.set(name, value());
-    }
-    return at++, map;
-  };
-  return value();
+export function checkChunk(hash, data) {
+  must(same(sha256(data), hash), 'hash-mismatch')
+  return data
 }
 
-/** The tensors of a safetensors file by name; `data` are views of the file. All of DLT-1. */
-export function readSafetensors(bytes) {
-  refuse(bytes.length < 8, "size-mismatch");
-  const file = Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length);
-  const size = file.readBigUInt64LE();
-  refuse(size > 16_000_000n, "oversize");
-  const begin = 8 + Number(size);
-  refuse(begin > file.length, "size-mismatch");
-  const header = file.subarray(8, begin);
-  refuse(header.reduce((n, byte) => n + (byte === 0x5b || byte === 0x7b), 0) > 196_610, "out-of-range");
-  let members;
+/** The chunks of a file entry in their order. */
+export function chunksOf({ size, chunk, chunks }) {
+  must(chunks.length === 32 * Math.ceil(size / chunk), 'size-mismatch')
+  return Array.from({ length: chunks.length / 32 }, (_, i) =>
+    ({ hash: chunks.subarray(32 * i, 32 * i + 32), length: Math.min(chunk, size - i * chunk) }))
+}
+
+/** The entry of a file with this content. */
+export function entryOf(path, data, chunk) {
+  const hash = (_, i) => sha256(data.subarray(i * chunk, (i + 1) * chunk))
+  return { path, size: data.length, chunk, chunks: Buffer.concat(Array.from({ length: Math.ceil(data.length / chunk) }, hash)) }
+}
+
+/** The manifests of a delta's chain, from what was fetched for their hashes (CKP-14). */
+export function checkChain({ version, chain = [] }, fetched) {
+  must(fetched.length === chain.length, 'hash-mismatch')
+  return chain.map((hash, i) => {
+    const element = read('checkpoint-manifest', checkChunk(hash, fetched[i])), before = element.chain ?? []
+    must(BigInt(element.version) === BigInt(version) - BigInt(chain.length - i) && (element.kind === 'full') === (i === 0))
+    must(before.length === i && before.every((one, j) => same(one, chain[j])))
+    return element
+  })
+}
+
+// JSON.parse says whether it is JSON, but rounds integers and keeps one of two equal names: both are looked at apart.
+function readHeader(bytes) {
+  const holds = (test) => must(test, 'malformed'), isText = (value) => typeof value === 'string'
+  const isObject = (value) => typeof value === 'object' && value && !Array.isArray(value)
+  const isList = (value) => Array.isArray(value) && value.every((n) => typeof n === 'number')
   try {
-    members = strictJson(new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(header));
+    const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes), members = JSON.parse(text)
+    let names = 0
+    for (const [token, isName] of text.matchAll(/"(?:[^"\\]+|\\.)*"(\s*:)?|[-+.\w]+/g)) {
+      if (isName) names++
+      else holds(isText(token) && (token[0] === '"' || /^(-0|\d+)$/.test(token) && BigInt(token) < 1n << 63n))
+    }
+    holds(isObject(members) && Object.values(members).every(isObject))
+    holds(names === [members, ...Object.values(members)].reduce((n, object) => n + Object.keys(object).length, 0))
+    const { __metadata__: notes = {}, ...tensors } = members
+    holds(Object.values(notes).every(isText))
+    for (const member of Object.values(tensors)) {
+      holds(Object.keys(member).length === 3 && isText(member.dtype) && isList(member.shape))
+      holds(isList(member.data_offsets) && member.data_offsets.length === 2)
+    }
+    return Object.entries(tensors)
   } catch {
-    throw new Refused("malformed"); // also where it is nested deeper than the stack
+    throw new Refused('malformed')
   }
-  refuse(!(members instanceof Map), "malformed");
-  members.delete("__metadata__");
-  const sizes = (list) => Array.isArray(list) && list.every((n) => typeof n === "bigint" && n >= 0n && n < 1n << 63n);
-  const tensors = Array.from(members, ([name, member]) => {
-    const [dtype, shape, offsets] = ["dtype", "shape", "data_offsets"].map((key) => member instanceof Map && member.get(key));
-    refuse(typeof dtype !== "string" || !sizes(shape) || !sizes(offsets) || offsets.length !== 2, "malformed");
-    refuse(!Object.hasOwn(widths, dtype), "unknown-dtype");
-    return { name, dtype, shape, offsets, width: widths[dtype] };
-  });
-  const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
-  tensors.sort((a, b) => order(a.offsets[0], b.offsets[0]) || order(a.offsets[1], b.offsets[1]));
-  let end = 0n;
-  for (const tensor of tensors) {
-    const most = BigInt(file.length); // products beyond the file are not multiplied on: shapes may be long
-    const bytesOf = tensor.shape.includes(0n) ? 0n : tensor.shape.reduce((n, side) => (n > most ? n : n * side), BigInt(tensor.width));
-    refuse(tensor.offsets[0] !== end || tensor.offsets[1] - end !== bytesOf, "size-mismatch");
-    end = tensor.offsets[1];
-    refuse(end > most, "size-mismatch");
-    tensor.data = file.subarray(begin + Number(tensor.offsets[0]), begin + Number(end));
+}
+
+/** The tensors of a safetensors file by name, in the order in which they lie (DLT-1); `data` are views of the file. */
+export function readSafetensors(bytes) {
+  const file = view(bytes)
+  must(file.length >= 8, 'size-mismatch')
+  const start = 8 + Number(file.readBigUInt64LE())
+  must(start <= 8 + MAX_HEADER, 'oversize')
+  must(start <= file.length, 'size-mismatch')
+  const header = file.subarray(8, start)
+  must(header.reduce((n, byte) => n + (byte === 0x5b || byte === 0x7b), 0) <= MAX_BRACKETS, 'out-of-range')
+  const tensors = readHeader(header).map(([name, { dtype, shape, data_offsets: [begin, end] }]) => {
+    must(Object.hasOwn(WIDTHS, dtype), 'unknown-dtype')
+    const size = shape.includes(0) ? 0 : shape.reduce((a, b) => a * b, WIDTHS[dtype])
+    return [name, { dtype, width: WIDTHS[dtype], begin, end, size }]
+  }).sort(([, a], [, b]) => a.begin - b.begin || a.end - b.end)
+  let at = 0
+  for (const [, tensor] of tensors) {
+    must(tensor.begin === at && tensor.end === at + tensor.size && start + tensor.end <= file.length, 'size-mismatch')
+    tensor.data = file.subarray(start + at, start + tensor.end)
+    at = tensor.end
   }
-  refuse(begin + Number(end) !== file.length, "size-mismatch");
-  return new Map(tensors.map((tensor) => [tensor.name, tensor]));
+  must(start + at === file.length, 'size-mismatch')
+  return new Map(tensors)
 }
 
 /** The values of a tensor in float 32. */
 export function widen(tensor, length) {
-  refuse(!tensor || !["F32", "BF16"].includes(tensor.dtype) || tensor.data.length !== length * tensor.width, "wrong-type");
-  const bits = (_, i) => (tensor.width === 4 ? tensor.data.readUInt32LE(4 * i) : tensor.data.readUInt16LE(2 * i) << 16);
-  return new Float32Array(Uint32Array.from({ length }, bits).buffer);
+  must(['F32', 'BF16'].includes(tensor?.dtype) && tensor.data.length === length * tensor.width)
+  const { data, width } = tensor
+  const bits = (_, i) => width === 4 ? data.readUInt32LE(4 * i) : data.readUInt16LE(2 * i) << 16
+  return new Float32Array(Uint32Array.from({ length }, bits).buffer)
+}
+
+// What the content of a `gap` makes of the elements in `target`.
+function applyGaps(target, content, { dtype, width }) {
+  const length = target.length / width, n = content.readUInt32BE(), limit = content[4], half = 2 ** (8 * width - 1)
+  must(n > 0 && n <= length, 'out-of-range')
+  const steps = content.subarray(5, 5 + width * n), gaps = content.subarray(5 + width * n)
+  must(gaps.reduce((ends, byte) => ends + (byte < 255), 0) === n && gaps.at(-1) < 255, 'size-mismatch')
+  const [shift, mask] = EXPONENTS[dtype], bits = (i) => target.readUIntLE(i * width, width)
+  const rank = (_, i) => Math.min(bits(i) >>> shift & mask, limit) * SEGMENT + i // 8 bits above the 20 of a place
+  const order = Uint32Array.from({ length }, rank).sort()
+  const turned = (x) => x >= half ? 2 * half - 1 - x : x + half, back = (y) => y >= half ? y - half : 2 * half - 1 - y
+  for (let i = 0, k = 0, place = 0; i < n; i++, place++) {
+    do place += gaps[k]; while (gaps[k++] === 255)
+    let step = 0
+    for (let plane = width - 1; plane >= 0; plane--) step = 256 * step + steps[plane * n + i]
+    must(place < length && step > 0, 'out-of-range')
+    const at = order[place] % SEGMENT, change = step % 2 ? -(step + 1) / 2 : step / 2
+    target.writeUIntLE(back((turned(bits(at)) + change + 2 * half) % (2 * half)), at * width, width)
+  }
+}
+
+// The records of a delta, each with the elements that it changes; checked before a payload is read (DLT-2, DLT-3).
+function readDelta(bytes, tensors) {
+  const file = view(bytes)
+  must(file.length >= 17 && same(file.subarray(0, 13), MAGIC), 'malformed')
+  let at = 17 + file.readUInt32BE(13)
+  must(at <= 17 + MAX_HEADER, 'oversize')
+  must(at <= file.length, 'size-mismatch')
+  const named = [...read('delta-header', file.subarray(17, at)).tensors]
+  const records = named.flatMap(([name, list]) => list.map(({ segment, encoding, size }, i) => {
+    const tensor = tensors.get(name), from = Number(segment) * SEGMENT * tensor?.width
+    must(tensor && (encoding !== 'gap' || EXPONENTS[tensor.dtype]))
+    must(from < tensor.size && (i === 0 || segment > list[i - 1].segment), 'out-of-range')
+    const target = tensor.data.subarray(from, from + SEGMENT * tensor.width)
+    return { tensor, encoding, target, payload: file.subarray(at, at += size) }
+  }))
+  must(named.every(([name]) => tensors.has(name)))
+  must(at === file.length, 'size-mismatch')
+  return records
+}
+
+/** The file that a delta makes of its parent's (DLT-4 to DLT-8); `hashes` are those of the tensors by name. */
+export function applyDelta(parent, delta, hashes, contents = []) {
+  const result = Buffer.from(parent), tensors = readSafetensors(result) // a copy: steps are relative to the parent
+  for (const { tensor, encoding, target, payload } of readDelta(delta, tensors)) {
+    const { width } = tensor, full = target.length, length = full / width, gap = encoding === 'gap'
+    const [least, most] = gap ? [width + 6, 5 + full + length + Math.floor(length / 255)] : [full, full]
+    const fits = (size) => {
+      must(size >= least && size <= most, 'size-mismatch')
+      return size
+    }
+    const content = view(unzip(payload, undefined, fits))
+    contents.push(content)
+    if (gap) applyGaps(target, content, tensor)
+    else for (let plane = 0, at = 0; plane < width; plane++)
+      for (let i = plane; i < full; i += width) target[i] = content[at++] ^ (encoding === 'xor' ? target[i] : 0)
+  }
+  for (const [name, { data }] of tensors) {
+    must(hashes.has(name), 'hash-mismatch')
+    checkChunk(hashes.get(name), data)
+  }
+  return result
 }

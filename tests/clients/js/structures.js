@@ -197,8 +197,9 @@ export function peerIdOf(key) {
   return '1' + result // the first byte is 0
 }
 
-/** The content of exactly one zstd frame of `size` bytes [ENV-8]. Its header and blocks are looked at before libzstd is. */
-export function unzip(frame, size) {
+/** The content of exactly one zstd frame of `size` bytes [ENV-8]. Its header and blocks are looked at before libzstd is.
+ * Without `size` it is what the frame says; `check` may refuse that and else returns it [DLT-4]. */
+export function unzip(frame, size, check) {
   const data = Buffer.from(frame.buffer, frame.byteOffset, frame.length), [, , , , flags] = data
   const bad = (test) => must(test, 'bad-compression')
   bad(data.length >= 6 && data.readUInt32LE() === 0xfd2fb528)
@@ -206,6 +207,7 @@ export function unzip(frame, size) {
   let at = 6 - single + identity + width
   bad(width > 0 && at <= data.length && !data.subarray(6 - single, 6 - single + identity).some((byte) => byte > 0))
   const claim = width === 8 ? data.readBigUInt64LE(at - 8) : data.readUIntLE(at - width, width) + (width === 2 ? 256 : 0)
+  size ??= check(Number(claim))
   const window = single ? size : 2 ** (10 + (data[5] >> 3)) * (1 + (data[5] & 7) / 8)
   bad(size >= 1 && claim == size && window <= WINDOW) // == of bigint and number
   for (let last = 0; !last;) {
