@@ -28,7 +28,7 @@ from .constants import (
     MAX_TOKENS,
     PROTOCOL,
 )
-from .encoding import encode, read
+from .encoding import Value, decode, encode, read, shaped
 from .envelope import Envelope, Hash, Kind, Millis, Uint
 from .errors import Code, RemoteError
 
@@ -221,20 +221,26 @@ def open_manifest(envelope: Envelope, expected: bytes) -> RunManifest:
     body = envelope.content(MAX_MANIFEST)
     if run_id(body) != expected or envelope.head.run != expected:  # [RUN-1]
         raise RemoteError(Code.WRONG_RUN, "The run manifest's hash is not the run id that was asked for.")
-    manifest = read(body, RunManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    value = decode(body, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    _check_protocol(value)
+    manifest = shaped(value, RunManifest)
     _check_consistent(manifest)
     if manifest.root != envelope.head.sender:  # [RUN-2]
         raise RemoteError(Code.WRONG_ROLE, "The run manifest is not signed by the root key that it names.")
     envelope.verify_signature()
-    lowest, highest = manifest.protocol
-    if not lowest <= PROTOCOL <= highest:  # [RUN-3]
-        raise RemoteError(
-            Code.UNSUPPORTED_VERSION,
-            f"This run speaks protocol {lowest} to {highest} and this node {PROTOCOL}: update nous-node.",
-            measured=PROTOCOL,
-            threshold=highest,
-        )
     return manifest
+
+
+def _check_protocol(value: Value) -> None:
+    """Before anything else: another protocol may give all other keys another shape. [RUN-3]"""
+    match value:
+        case {"protocol": [int() as lowest, int() as highest]} if not lowest <= PROTOCOL <= highest:
+            raise RemoteError(
+                Code.UNSUPPORTED_VERSION,
+                f"This run speaks protocol {lowest} to {highest} and this node {PROTOCOL}: update nous-node.",
+                measured=PROTOCOL,
+                threshold=highest,
+            )
 
 
 def _check_consistent(manifest: RunManifest) -> None:

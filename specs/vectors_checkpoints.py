@@ -33,24 +33,28 @@ def checkpoints() -> list[dict[str, Any]]:
             comment,
             rule,
             "valid",
-            manifest=manifest.to_bytes().hex(),
-            value=tagged(decode(manifest.to_bytes(), 1 << 20)),
-            hash=checkpoint_hash(manifest.to_bytes()).hex(),
+            manifest=data.hex(),
+            value=tagged(decode(data, 1 << 20)),
+            hash=checkpoint_hash(data).hex(),
             files_hash=files_hash(manifest.files).hex(),
             weights_hash=weights_hash(manifest.tensors).hex(),
             contents=[content.hex() for content in contents],
-            envelope=sealed(TRAINER, "checkpoint", manifest.to_bytes()).hex(),
+            envelope=sealed(TRAINER, "checkpoint", data).hex(),
         )
-        for comment, rule, manifest in (
-            ("version 0 of the run", "CKP-1 CKP-2 CKP-5 CKP-7 CKP-9 CKP-12", BASE),
-            ("version 1", "CKP-8 CKP-9", later),
-            ("an empty file has no chunk", "CKP-5", replace(later, files=[FILES[0], FileEntry("z.txt", 0, 16_384, b"")])),
-            ("a delta", "CKP-13", _delta(later)),
-            ("a delta of a checkpoint with the same files", "CKP-13", _delta(later, deltas=[])),
-            ("a chain of 64", "CKP-13", _delta(later, version=100, chain=[*_hashes(63), later.parent])),
-            ("mirrors", "CKP-16", replace(later, mirrors=["https://a.example/run", "http://[2001:db8::1]:8080"])),
-            ("mirrors that nobody asks", "CKP-16", replace(later, mirrors=["http://a:65536", "https://u:p@a/?q#f", "http://[::1", "http:///a"])),
+        for comment, rule, manifest, more in (
+            ("version 0 of the run", "CKP-1 CKP-2 CKP-5 CKP-7 CKP-9 CKP-12", BASE, {}),
+            ("version 1", "CKP-8 CKP-9", later, {}),
+            ("an empty file has no chunk", "CKP-5", replace(later, files=[FILES[0], FileEntry("z.txt", 0, 16_384, b"")]), {}),
+            ("a delta", "CKP-13", _delta(later), {}),
+            ("a delta of a checkpoint with the same files", "CKP-13", _delta(later, deltas=[]), {}),
+            ("a chain of 64", "CKP-13", _delta(later, version=100, chain=[*_hashes(63), later.parent]), {}),
+            ("an empty chain and no deltas of a full", "CKP-13", later, {"chain": [], "deltas": []}),
+            ("no deltas of a delta, spelled out", "CKP-13", _delta(later, deltas=[]), {"deltas": []}),
+            ("keys that this revision does not know", "ENC-10", later, {"zebra": 1, "files": [{**plain(one), "mode": 420} for one in FILES]}),
+            ("mirrors", "CKP-16", replace(later, mirrors=["https://a.example/run", "http://[2001:db8::1]:8080"]), {}),
+            ("mirrors that nobody asks", "CKP-16", replace(later, mirrors=["http://a:65536", "https://u:p@a/?q#f", "http://[::1", "http:///a"]), {}),
         )
+        for data in [encode({**plain(manifest), **more})]
     ]  # fmt: skip
     good[2]["contents"] = [contents[0].hex(), ""]
     return good + _bad_checkpoints(later) + _bad_deltas(later)
@@ -123,6 +127,7 @@ def _bad_checkpoints(later: CheckpointManifest) -> list[dict[str, Any]]:
         ("a file twice", "CKP-4", {"files": [config, config]}, "path"),
         ("two paths that differ only in case", "CKP-4", {"files": [replace(config, path="A.json"), replace(config, path="a.json")]}, "path"),
         ("a file where a folder has to be", "CKP-4", {"files": [replace(config, path="a.json"), replace(config, path="a.json/b.json")]}, "path"),
+        ("a file where a folder has to be, but for case", "CKP-4", {"files": [replace(config, path="A.json/b.json"), replace(config, path="a.json")]}, "path"),
         ("a chunk hash too few", "CKP-5", {"files": [replace(model, chunks=model.chunks[:32])]}, "size-mismatch"),
         ("a chunk hash too many", "CKP-5", {"files": [replace(config, chunks=config.chunks * 2)]}, "size-mismatch"),
         ("part of a chunk hash", "CKP-5", {"files": [replace(config, chunks=config.chunks[:31])]}, "size-mismatch"),

@@ -14,6 +14,8 @@ from nous_node.protocol.constants import DOMAIN_ENVELOPE, MAX_BODY, MAX_LIFETIME
 from nous_node.protocol.encoding import encode
 
 PLAIN = b"plain " * 20
+CHECKED = b"\x28\xb5\x2f\xfd\xa4" + raw_frame(PLAIN)[5:] + bytes.fromhex("22be531b")
+"""With the XXH64 of the content, of which a frame has the low 4 bytes."""
 
 
 def envelopes() -> list[dict[str, Any]]:
@@ -35,6 +37,25 @@ def _good() -> list[dict[str, Any]]:
             "ENV-8",
             head(ALICE, "rollout", run_length_frame(262_144, 2), 9, enc="zstd", size=262_144),
             None,
+        ),
+        (
+            "a frame with a checksum",
+            "ENV-8",
+            head(ALICE, "rollout", CHECKED, 11, enc="zstd", size=len(PLAIN)),
+            PLAIN,
+        ),
+        (
+            "a frame with a dictionary id of 0, which is none",
+            "ENV-8",
+            head(
+                ALICE,
+                "rollout",
+                b"\x28\xb5\x2f\xfd\xa1\0" + raw_frame(PLAIN)[5:],
+                12,
+                enc="zstd",
+                size=len(PLAIN),
+            ),
+            PLAIN,
         ),
         (
             "an unknown signed key is ignored",
@@ -137,6 +158,15 @@ def _bad_frames() -> list[dict[str, Any]]:
     rows: list[tuple[str, bytes, int, str]] = [
         ("the envelope declares a byte more", frame, size + 1, "bad-compression"),
         ("the envelope declares a byte less", frame, size - 1, "bad-compression"),
+        ("a checksum that does not hold", CHECKED[:-1] + bytes([CHECKED[-1] ^ 1]), size, "bad-compression"),
+        ("a checksum that is cut short", CHECKED[:-1], size, "bad-compression"),
+        ("a reserved bit of the header", b"\x28\xb5\x2f\xfd\xa8" + frame[5:], size, "bad-compression"),
+        (
+            "a block of the reserved type",
+            frame[:9] + bytes([frame[9] | 6]) + frame[10:],
+            size,
+            "bad-compression",
+        ),
         ("the frame is cut short", frame[:-1], size, "bad-compression"),
         ("a byte behind the frame", frame + b"\0", size, "bad-compression"),
         ("two frames", frame + frame, 2 * size, "bad-compression"),

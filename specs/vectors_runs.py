@@ -23,7 +23,7 @@ from vectors_world import (
 
 from nous_node.protocol.encoding import decode, encode
 from nous_node.protocol.identity import Identity
-from nous_node.protocol.runs import Invite, Topics, run_id, shard_of
+from nous_node.protocol.runs import Bound, Invite, Topics, run_id, shard_of
 
 replace = msgspec.structs.replace
 
@@ -50,6 +50,17 @@ def runs() -> list[dict[str, Any]]:
             ("a run", "RUN-1 RUN-2 RUN-3", body),
             ("an unknown key is ignored, and part of the run id", "RUN-1 ENC-10", extended),
             ("a conversation format", "RUN-5", replace(MANIFEST, chat="template").to_bytes()),
+            ("an empty conversation format: none", "RUN-5", encode({**plain(MANIFEST), "chat": ""})),
+            (
+                "no refusals, no order among the figures of a bound",
+                "RUN-5",
+                replace(
+                    MANIFEST,
+                    thresholds=replace(
+                        MANIFEST.thresholds, false_refusals=0.0, logprobs=Bound(2.0, 1e-300, 1.0)
+                    ),
+                ).to_bytes(),
+            ),
         )
     ]
     return good + _bad_runs()
@@ -90,11 +101,40 @@ def _bad_runs() -> list[dict[str, Any]]:
         for data in [encode({**plain(MANIFEST), **changes})]
     ]  # fmt: skip
     three = encode({**plain(MANIFEST), "protocol": [1, 1, 2]})
+    later = encode({"protocol": [2, 3], "root": ROOT.key, "trainers": {"keys": []}})
+    whole = plain(MANIFEST)
+    ranges = [
+        _run_case(f"{where} of {value}", "RUN-5", data, run_id(data), "wrong-type")
+        for where, changes, value in (
+            ("the mean of a bound", {"thresholds": {**whole["thresholds"], "logprobs": {"mean": 0.0, "deviation": 1.0, "limit": 1.0}}}, 0.0),
+            ("the deviation of a bound", {"thresholds": {**whole["thresholds"], "distances": {"mean": 1.0, "deviation": 0, "limit": 1.0}}}, 0),
+            ("the limit of a bound", {"thresholds": {**whole["thresholds"], "distances": {"mean": 1.0, "deviation": 1.0, "limit": -1.0}}}, -1.0),
+            ("tokens", {"thresholds": {**whole["thresholds"], "tokens": 0}}, 0),
+            ("a stop probability", {"thresholds": {**whole["thresholds"], "stop_probability": 1.5}}, 1.5),
+            ("false refusals", {"thresholds": {**whole["thresholds"], "false_refusals": -0.5}}, -0.5),
+            ("a rate", {"limits": {**whole["limits"], "groups_per_second": 0}}, 0),
+            ("inline bytes", {"limits": {**whole["limits"], "inline_bytes": 1023}}, 1023),
+            ("a vocabulary", {"model": {**whole["model"], "vocabulary": 0}}, 0),
+        )
+        for data in [encode({**whole, **changes})]
+    ]  # fmt: skip
+    names = [
+        _run_case(f"an empty {where}", "RUN-5", data, run_id(data), "wrong-type")
+        for where, changes in (
+            ("name", {"name": ""}),
+            ("family", {"model": {**whole["model"], "family": ""}}),
+            ("version of an environment", {"environments": [{**plain(entry), "version": ""}]}),
+        )
+        for data in [encode({**whole, **changes})]
+    ]
     without = encode({key: value for key, value in plain(MANIFEST).items() if key != "thresholds"})
     body = MANIFEST.to_bytes()
     return [
         *bad,
         *nil,
+        *ranges,
+        *names,
+        _run_case("a later protocol of another shape", "RUN-3", later, run_id(later), "unsupported-version"),
         _run_case("protocol with a third element", "RUN-5", three, run_id(three), "wrong-type"),
         _run_case("a key is missing", "RUN-5", without, run_id(without), "wrong-type"),
         _run_case("another run than was asked for", "RUN-1", body, bytes(32), "wrong-run"),
@@ -197,6 +237,7 @@ def _bad_invites(text: str) -> list[tuple[str, str, str]]:
         ("a run of 31 bytes", "INV-1", _invite({"addresses": [ADDRESS], "run": RUN[:31]})),
         ("no address", "INV-3", _invite({"addresses": [], "run": RUN})),
         ("17 addresses", "INV-3", _invite({"addresses": [ADDRESS] * 17, "run": RUN})),
+        ("an address that is nothing but a peer id", "INV-3", _invite({"addresses": [f"/p2p/{TRAINER.peer_id}"], "run": RUN})),
         ("an address without a peer id", "INV-3", _invite({"addresses": ["/ip4/192.0.2.1/tcp/1"], "run": RUN})),
         ("an address with a terminal's escape", "INV-3", _invite({"addresses": ["/\x1b[2J" + ADDRESS], "run": RUN})),
         ("an address with a line break behind it", "INV-3", _invite({"addresses": [ADDRESS + "\n"], "run": RUN})),
