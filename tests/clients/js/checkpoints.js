@@ -87,9 +87,9 @@ export function readSafetensors(bytes) {
   return new Map(tensors)
 }
 
-/** The values of a tensor in float 32. */
-export function widen(tensor, length) {
-  must(['F32', 'BF16'].includes(tensor?.dtype) && tensor.data.length === length * tensor.width)
+/** The values of a tensor in float 32; `length` is how many it has to have. */
+export function widen(tensor, length = tensor?.size / tensor?.width) {
+  must(['F32', 'BF16'].includes(tensor?.dtype) && tensor.size === length * tensor.width)
   const { data, width } = tensor
   const bits = (_, i) => width === 4 ? data.readUInt32LE(4 * i) : data.readUInt16LE(2 * i) << 16
   return new Float32Array(Uint32Array.from({ length }, bits).buffer)
