@@ -113,7 +113,7 @@ def adapter(
     json: JsonFile = None,
     junit: JunitFile = None,
 ) -> None:
-    from .conformance import Choice, run_adapter  # type: ignore[import-not-found]
+    from .conformance import Choice, run_adapter
 
     choice = Choice(command, only, vectors, seconds, fuzz, seed, fuzz_case, against)
     raise typer.Exit(run_adapter(choice, json, junit))
@@ -147,8 +147,8 @@ def peer(
     junit: JunitFile = None,
 ) -> None:
     from .conformance_output import Output
-    from .live import play  # type: ignore[import-not-found]
-    from .stand import stand  # type: ignore[import-not-found]
+    from .live import play
+    from .stand import stand
 
     names = frozenset((only or "").split(",")) - {""}
     words = target or []
@@ -170,6 +170,6 @@ def own() -> None:
     """This node's own adapter, on standard input and output."""
     import sys
 
-    from .adapter import serve  # type: ignore[import-not-found]
+    from .adapter import serve
 
     serve(sys.stdin.buffer, sys.stdout.buffer)

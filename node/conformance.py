@@ -1,0 +1,131 @@
+"""`nous-node conformance adapter`: asks a client all vectors and tells by requirement how it answered.
+
+One question is under way at a time. A client that breaks fails that question and is started anew for the
+next; one that cannot be asked leaves the rest untested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from nous_node.protocol.errors import LocalError
+
+from .conformance_cases import MODEL_OPS, Case, load_cases
+from .conformance_client import Client, GivenUp
+from .conformance_compare import Kind, judge, kind_of
+from .conformance_output import Output
+from .conformance_process import Fault
+from .conformance_table import Outcome, Row, Sheet
+from .wording import printable
+
+SECONDS = 10.0
+"""For one answer: most take less than a millisecond."""
+MODEL_SECONDS = 60.0
+"""For one that a policy computes: it is loaded first."""
+KIND = "adapter"
+START = "it starts and says who it is"
+IN_STEP = "one answer to each question, in order"
+END = "it ends at the end of its input, with exit code 0"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the command line says."""
+
+    command: Sequence[str]
+    only: str | None = None
+    vectors: Path | None = None
+    seconds: float | None = None
+    fuzz: int | None = None
+    seed: int = 1
+    fuzz_case: int | None = None
+    against: str | None = None
+
+
+def run_adapter(choice: Choice, json: str | None, junit: Path | None) -> int:
+    """The exit code. Raises LocalError where the choice cannot be made."""
+    cases = chosen(load_cases(choice.vectors), choice.only)
+    with Output(json, junit) as output, Client(choice.command) as client:
+        output.expect(len(cases) + 3)
+        rows = []
+        for row in rows_of(client, cases, choice.seconds):
+            output.tell(row)
+            rows.append(row)
+        return output.finish(Sheet(client.name or choice.command[0], KIND, tuple(rows)))
+
+
+def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
+    """Those of these files, ops or requirements. Raises LocalError where a name is none of them."""
+    names = {name.strip() for name in (only or "").split(",")} - {""}
+    if not names:
+        return list(cases)
+    found = [case for case in cases if names & _names(case)]
+    unknown = names - {name for case in found for name in _names(case)}
+    if unknown:
+        text = printable(", ".join(sorted(unknown)))
+        raise LocalError(
+            f"There is no vector of {text}: --only takes files such as encoding, or ids such as ENC-1."
+        )
+    return found
+
+
+def _names(case: Case) -> set[str]:
+    return {case.op.file, case.op.name, *case.requires}
+
+
+def rows_of(client: Client, cases: Sequence[Case], seconds: float | None = None) -> Iterator[Row]:
+    """A row a case, and three about the client itself."""
+    try:
+        client.start()
+    except Fault as fault:
+        yield Row(START, (), Outcome.FAIL, f"The client {fault}.")
+        for case in cases:
+            yield Row(case.name, case.requires, Outcome.UNTESTED, "The client could not be asked.")
+        return
+    yield Row(START, (), Outcome.PASS)
+    for case in cases:
+        yield _row(client, case, seconds or (MODEL_SECONDS if case.op.name in MODEL_OPS else SECONDS))
+    yield _end_row(client)
+    yield _step_row(client)
+
+
+def _row(client: Client, case: Case, seconds: float) -> Row:
+    """Asked again where the answer turns out to belong to another question."""
+    question = msgspec.json.encode(case.question()) + b"\n"
+    while True:
+        outcome, note = _outcome(client, case, question, seconds)
+        if outcome is not Outcome.FAIL or client.check_step(seconds):
+            return Row(case.name, case.requires, outcome, note)
+
+
+def _outcome(client: Client, case: Case, question: bytes, seconds: float) -> tuple[Outcome, str]:
+    try:
+        answer = client.ask(question, seconds)
+    except GivenUp as fault:
+        return Outcome.UNTESTED, f"The client {fault}."
+    except Fault as fault:
+        return Outcome.FAIL, f"The client {fault}."
+    if kind_of(answer) is Kind.UNSUPPORTED:
+        return Outcome.UNTESTED, "The client has no such part."
+    found = judge(case, answer)
+    return (Outcome.PASS, "") if found is None else (Outcome.FAIL, found)
+
+
+def _end_row(client: Client) -> Row:
+    if client.given_up:
+        return Row(END, (), Outcome.UNTESTED, "The client was given up before.")
+    try:
+        client.finish()
+    except Fault as fault:
+        return Row(END, (), Outcome.FAIL, f"The client {fault}.")
+    return Row(END, (), Outcome.PASS)
+
+
+def _step_row(client: Client) -> Row:
+    if client.strays:
+        return Row(IN_STEP, (), Outcome.FAIL, f"The client {client.strays[0]}.")
+    return Row(IN_STEP, (), Outcome.PASS)
