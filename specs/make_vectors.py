@@ -1,4 +1,4 @@
-"""Writes specs/vectors/*.json, schemas and specs/cddl; `--check` compares, and fails where they differ.
+"""Writes specs/vectors/*.json, schemas, specs/cddl and the ops of chapter 14; `--check` compares and fails.
 
 PYTHONPATH=tests/links .venv/bin/python specs/make_vectors.py [--check]
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import make_cddl
+import make_ops
 import vectors_atropos
 import vectors_chat
 import vectors_checkpoints
@@ -143,7 +144,7 @@ def texts() -> dict[Path, str]:
     made = {FOLDER / f"{name}.json": rendered(name) for name in FILES}
     for name, (comment, _) in FILES.items():
         made[FOLDER / "schema" / f"{name}.json"] = vectors_schema.rendered(name, comment)
-    return made | make_cddl.texts()
+    return made | make_cddl.texts() | make_ops.texts()
 
 
 def main(check: bool) -> int:
