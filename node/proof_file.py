@@ -79,6 +79,8 @@ class Statement(msgspec.Struct, frozen=True):
     debit: int
     rank: int
     of: int
+    until: int
+    """Unix milliseconds at which a quarantine ends; 0 in another state."""
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -196,6 +198,7 @@ def _statement(message: _Message, key: bytes) -> Statement:
         debit=standing.debit,
         rank=standing.rank,
         of=standing.of,
+        until=standing.until,
     )
 
 

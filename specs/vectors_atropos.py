@@ -104,6 +104,6 @@ def _refused() -> list[dict[str, Any]]:
         try:
             worths(groups, lines([FIRST, SECOND]), decode)
         except EnvironmentFailed:
-            made.append(case(comment, rule, "refused", lines=[FIRST, SECOND], groups=groups))
+            made.append(case(comment, rule, "refused", lines=[FIRST, SECOND], groups=groups, refused=True))
     assert len(made) == len(rows)
     return made

@@ -167,7 +167,7 @@ def _refused(lacks: str, template: str) -> dict[str, Any]:
         loaded(**model)
     except BadChat:
         rules = "CHT-6" if lacks in ("steps", "characters", "random") else "CHT-5"
-        return case(f"refused: {lacks}", f"CHT-2 {rules}", "refused", **model, lacks=lacks)
+        return case(f"refused: {lacks}", f"CHT-2 {rules}", "refused", **model, refused=True)
     raise AssertionError(f"the template without {lacks} was accepted")
 
 

@@ -168,7 +168,9 @@ def _unsampled() -> Trajectory:
 def _case(
     comment: str, ids: str, asks: list[dict[str, Any]], made: list[Trajectory] | None, refused: bool
 ) -> dict[str, Any]:
-    returned = {} if made is None else {"trajectories": msgspec.msgpack.encode(made).hex()}
+    returned: dict[str, Any] = {"refused": True} if refused else {}
+    if made is not None:
+        returned["trajectories"] = msgspec.msgpack.encode(made).hex()
     return case(
         comment,
         ids,
@@ -178,6 +180,5 @@ def _case(
         max_tokens=MAX_TOKENS,
         context=CONTEXT,
         asks=asks,
-        refused=refused,
         **returned,
     )

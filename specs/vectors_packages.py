@@ -43,6 +43,7 @@ def _streams() -> list[dict[str, Any]]:
     ]
 
 
+INTERFACES = {"VFR-1": "v0", "VFR-6": "v1"}
 Reader = Callable[[Mapping[str, Setting]], tuple[object, dict[str, Any]]]
 
 
@@ -72,10 +73,10 @@ def _configs() -> list[dict[str, Any]]:
     ]
     return [
         *(
-            case(comment, rule, "valid config", config=config, settings=_reader(rule)(config)[1])
+            case(comment, rule, "valid config", interface=INTERFACES[rule], config=config, settings=_reader(rule)(config)[1])
             for comment, rule, config in valid
         ),
-        *(case(comment, rule, "invalid config", config=config) for comment, rule, config in refused),
+        *(case(comment, rule, "invalid config", interface=INTERFACES[rule], config=config, refused=True) for comment, rule, config in refused),
     ]
 
 

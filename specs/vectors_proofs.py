@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vectors_world import ALICE, BASE, BOB, MANIFEST, NOW, ROOT, TRAINER, case, forged, sealed
+from vectors_world import ALICE, BASE, BOB, MANIFEST, NOW, ROOT, RUN, TRAINER, case, forged, sealed
 
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.identity import Identity
@@ -80,6 +80,8 @@ def _whole() -> list[dict[str, Any]]:
             "valid",
             file=packed(fields).hex(),
             key=ALICE.key.hex(),
+            run=RUN.hex(),
+            name=MANIFEST.name,
             made=fields["made"],
             standing=None if word is None else [ALICE.key.hex(), *word[1:]],
             **counts,

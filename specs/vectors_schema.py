@@ -13,6 +13,7 @@ INT = {"type": "integer"}
 NUMBER = {"type": "number"}
 BOOL = {"type": "boolean"}
 VALUE = {"description": "a tagged value"}
+REFUSED = {"const": True, "description": "to be refused, with any code"}
 CODE = {"type": "string", "pattern": "^[a-z-]+$"}
 TEXTS = {"type": "array", "items": TEXT}
 INTS = {"type": "array", "items": INT}
@@ -45,7 +46,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "context": INT,
         "asks": OBJECTS,
         "trajectories?": HEX,
-        "refused": BOOL,
+        "refused?": REFUSED,
     },
     "seeds": {"seed": HEX, "small": INT, "id?": TEXT, "index?": INT},
     "encoding": {"bytes": BYTES, "value?": VALUE, "limit?": INT, "code?": CODE},
@@ -97,6 +98,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "key": HEX,
         "counter": INT,
         "weights": INTS,
+        "samples": INT,
         "seed": HEX,
         "stream": HEX,
         "environment": INT,
@@ -205,12 +207,15 @@ FIELDS: dict[str, dict[str, Any]] = {
         "tensors": OBJECT,
         "result?": BYTES,
         "contents?": TEXTS,
+        "made?": BOOL,
         "code?": CODE,
     },
     "receipts": {"envelope": BYTES, "body?": HEX, "code?": CODE},
     "proofs": {
         "file": HEX,
         "key?": HEX,
+        "run?": HEX,
+        "name?": TEXT,
         "made?": INT,
         "standing?": {},
         "messages?": INT,
@@ -230,7 +235,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "tools?": OBJECTS,
         "last?": INT,
         "pieces?": {"type": "array", "items": {"type": "array"}},
-        "lacks?": TEXT,
+        "refused?": REFUSED,
         "tokens?": INTS,
         "message?": OBJECT,
     },
@@ -246,7 +251,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "reward?": NUMBER,
         "text?": TEXT,
     },
-    "atropos": {"lines": OBJECTS, "groups": OBJECTS, "worths?": OBJECTS},
+    "atropos": {"lines": OBJECTS, "groups": OBJECTS, "worths?": OBJECTS, "refused?": REFUSED},
     "openenv": {
         "schema?": OBJECT,
         "named?": TEXT,
@@ -257,14 +262,17 @@ FIELDS: dict[str, dict[str, Any]] = {
         "observation?": OBJECT,
         "shown?": TEXTS,
         "config?": OBJECT,
+        "refused?": REFUSED,
     },
     "packages": {
         "seed?": HEX,
         "rows?": INT,
         "row?": INT,
         "start?": INT,
+        "interface?": TEXT,
         "config?": OBJECT,
         "settings?": OBJECT,
+        "refused?": REFUSED,
     },
     "textarena": {
         "player?": INT,
@@ -283,7 +291,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "components?": OBJECT,
         "game?": TEXT,
         "config?": OBJECT,
-        "settings?": {"anyOf": [OBJECT, {"const": None}], "description": "null: refused"},
+        "settings?": OBJECT,
+        "refused?": REFUSED,
     },
     "gymnasium": {
         "game?": TEXT,

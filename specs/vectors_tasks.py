@@ -42,6 +42,7 @@ def _task(comment: str, key: bytes, counter: int, weights: list[int], trajectori
         key=key.hex(),
         counter=counter,
         weights=weights,
+        samples=trajectories,
         seed=seed.hex(),
         stream=assignment.stream[:72].hex(),
         environment=assignment.environment,

@@ -117,19 +117,14 @@ def _settings() -> list[dict[str, Any]]:
         ("too many tokens", "KuhnPoker-v0-raw", {"turn_tokens": (1 << 20) + 1}),
     ]
     return [
-        *(
-            _setting(comment, game, config, "valid settings", _read(game, config))
-            for comment, game, config in valid
-        ),
-        *(
-            _setting(comment, game, config, "invalid settings", _refused(game, config))
-            for comment, game, config in refused
-        ),
+        *(_taken(comment, game, config) for comment, game, config in valid),
+        *(_refused(comment, game, config) for comment, game, config in refused),
     ]
 
 
-def _setting(comment: str, game: str, config: dict[str, Any], flags: str, read: Any) -> dict[str, Any]:
-    return case(comment, "TXA-7", flags, game=game, config=config, settings=read)
+def _taken(comment: str, game: str, config: dict[str, Any]) -> dict[str, Any]:
+    settings = _read(game, config)
+    return case(comment, "TXA-7", "valid settings", game=game, config=config, settings=settings)
 
 
 def _read(game: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -138,9 +133,9 @@ def _read(game: str, config: dict[str, Any]) -> dict[str, Any]:
     return found if rules.turn_tokens is None else {**found, "turn_tokens": rules.turn_tokens}
 
 
-def _refused(game: str, config: dict[str, Any]) -> None:
+def _refused(comment: str, game: str, config: dict[str, Any]) -> dict[str, Any]:
     try:
         read_rules(game, config)
     except BadConfig:
-        return
+        return case(comment, "TXA-7", "invalid settings", game=game, config=config, refused=True)
     raise AssertionError(f"{game} takes {config}")

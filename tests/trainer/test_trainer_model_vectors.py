@@ -1,8 +1,7 @@
-"""The vectors of specs/models/nous-default.md hold for what the package computes."""
+"""Beyond the vectors of specs/models/nous-default.md: how near, and what a published checkpoint holds."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,9 @@ def policy() -> Policy:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["text"] for case in CASES])
-def test_logits_are_those_of_the_vectors(policy: Policy, case: dict[str, Any]) -> None:
-    assert policy.tokenizer.encode(case["text"]) == case["tokens"]
+def test_logits_come_ten_times_nearer_than_the_vectors_ask(policy: Policy, case: dict[str, Any]) -> None:
     logits = make_decoder(policy).prefill(torch.tensor([case["tokens"]]), torch.tensor([0]))[0]
     assert (logits - torch.tensor(case["logits"])).abs().max() < case["tolerance"] / 10
-
-
-def test_weights_are_those_of_the_vectors(policy: Policy) -> None:
-    tensors = policy.tensors()
-    data = b"".join(tensors[name].numpy().astype("<f4").tobytes() for name in sorted(tensors))
-    assert {case["weights"] for case in CASES} == {hashlib.sha256(data).hexdigest()}
 
 
 def test_a_published_checkpoint_has_the_files_types_and_settings_of_the_chapter(
@@ -48,7 +40,7 @@ def test_a_published_checkpoint_has_the_files_types_and_settings_of_the_chapter(
     told = {cells[1].strip().strip("`"): cells[2].strip().strip("`") for cells in rows}
     for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"):
         assert told[key] == str(config[key])
-    for key in ("model_type", "hidden_act", "dtype"):
+    for key in ("model_type", "hidden_act"):
         assert told[key] == config[key]
     assert float(told["rms_norm_eps"]) == config["rms_norm_eps"]
     assert set(tensor_hashes(tmp_path / "0" / "model.safetensors")) == set(policy.tensors())

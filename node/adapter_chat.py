@@ -1,0 +1,87 @@
+"""Ops of conversations: prompts, extensions and answers of a model folder that is made of each question."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nous_node.envs.environment import Chat, Message, Tool
+
+from .adapter_question import Answer, Ask, Ops
+
+BYTES: Final = 256
+"""Ids below it are bytes; then come the control tokens."""
+
+
+class Model(Ask, frozen=True, kw_only=True):
+    template: str
+    controls: list[str]
+    """The close first, the beginning of a text second."""
+    special: list[str]
+    created: int
+
+    def opened(self) -> Chat:
+        """Its conversation format. Raises BadChat where the template is refused."""
+        return _opened(self.template, tuple(self.controls), frozenset(self.special), self.created)
+
+
+class Conversation(Model, frozen=True, kw_only=True):
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    last: int | None = None
+
+
+def chat(ask: Conversation) -> Answer:
+    model = ask.opened()
+    if ask.last is None:
+        pieces = model.prompt(ask.messages, ask.tools)
+    else:
+        pieces = model.extend([ask.last], ask.messages, ask.tools)
+    return {"pieces": [[int(role), tokens] for role, tokens in pieces]}
+
+
+class Spoken(Model, frozen=True, kw_only=True):
+    tokens: list[int]
+
+
+def parsed(ask: Spoken) -> Answer:
+    return {"message": msgspec.to_builtins(ask.opened().parse(ask.tokens))}
+
+
+@functools.lru_cache(maxsize=64)
+def _opened(template: str, controls: tuple[str, ...], special: frozenset[str], created: int) -> Chat:
+    from nous_node.envs.chat import load_chat
+
+    with tempfile.TemporaryDirectory() as where:
+        folder = Path(where)
+        _write_tokenizer(folder / "tokenizer.json", controls, special)
+        names = {"eos_token": controls[0], "bos_token": controls[1]}
+        (folder / "tokenizer_config.json").write_text(json.dumps(names))
+        (folder / "chat_template.jinja").write_text(template)
+        return load_chat(folder, "template", created)
+
+
+def _write_tokenizer(path: Path, controls: tuple[str, ...], special: frozenset[str]) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter: byte for byte, letter in enumerate(_letters())}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_tokens([AddedToken(one, special=one in special, normalized=False) for one in controls])
+    made.save(str(path))
+
+
+def _letters() -> list[str]:
+    """The characters by which byte-level tokenizers write bytes."""
+    shown = {*range(33, 127), *range(161, 173), *range(174, BYTES)}
+    hidden = iter(range(BYTES, 2 * BYTES))
+    return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(BYTES)]
+
+
+OPS: Final[Ops] = {"chat": chat, "chat-parsed": parsed}

@@ -1,0 +1,234 @@
+"""Ops of chapters 08 and 10: limits, figures, copies, repetition, ends, drift, evidence, states of keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nous_node.protocol.errors import RemoteError
+from nous_node.protocol.runs import Bound
+
+from .adapter_question import Answer, Ask, Ops, Raw, Refused, figure, run_manifest
+from .copies import Copies
+from .reputation import Reputation
+from .statistics import Drift, Evidence, Figures, check_figures
+
+Numbers = list[float | None]
+"""Null: no number."""
+
+MAX_TIMES: Final = 100_000
+"""Verdicts of one step that are counted; more change nothing."""
+
+
+def _doubles(values: Numbers) -> list[float]:
+    return [math.nan if value is None else value for value in values]
+
+
+def _singles(values: Numbers) -> NDArray[np.float32]:
+    return np.array(_doubles(values), dtype=np.float32)
+
+
+class Limit(Ask, frozen=True):
+    mean: float
+    limit: float
+    tokens: float
+    reference: int
+
+
+def limit(ask: Limit) -> Answer:
+    return {"at": Bound(ask.mean, 1.0, ask.limit).at(ask.tokens, ask.reference)}
+
+
+class Sampled(Ask, frozen=True):
+    reported: Numbers
+    recomputed: Numbers
+    distances: Numbers | None = None
+
+
+class Group(Ask, frozen=True):
+    manifest: Raw
+    trajectories: list[Sampled]
+
+
+def verification(ask: Group) -> Answer:
+    thresholds = run_manifest(ask.manifest).thresholds
+    pieces = [_figures(piece) for piece in ask.trajectories]
+    whole = Figures.together(pieces)
+    found = {
+        "mad": figure(whole.logprob),
+        "distance": figure(whole.distance),
+        "largest": figure(whole.largest),
+    }
+    try:
+        check_figures(whole, thresholds, "group")
+        for piece in pieces:
+            check_figures(piece, thresholds, "trajectory")
+    except RemoteError as error:
+        raise Refused(found, error) from error
+    return found
+
+
+def _figures(piece: Sampled) -> Figures:
+    distances = None if piece.distances is None else np.array(_doubles(piece.distances))
+    return Figures.of(_singles(piece.reported), _singles(piece.recomputed), distances)
+
+
+class Tokens(Ask, frozen=True):
+    tokens: list[int]
+    logprobs: Numbers
+
+
+class Owned(Ask, frozen=True):
+    key: Raw
+    checkpoint: Raw
+    counter: int
+    refused: bool
+    trajectories: list[Tokens]
+
+
+class Groups(Ask, frozen=True):
+    groups: list[Owned]
+    mode: Literal["seeded", "free"] = "seeded"
+
+
+def copies(ask: Groups) -> Answer:
+    known = Copies(free=ask.mode == "free")
+    for group in ask.groups:
+        owner = (group.key, group.checkpoint, group.counter)
+        tokens = [np.array(one.tokens, np.int64) for one in group.trajectories]
+        logprobs = [_singles(one.logprobs) for one in group.trajectories]
+        known.check(owner, list(zip(tokens, logprobs, strict=True)))
+        if not group.refused:
+            known.add(owner, tokens)
+    return {}
+
+
+class Repetition(Ask, frozen=True):
+    tokens: list[int]
+    stop: list[int]
+
+
+def repetition(ask: Repetition) -> Answer:
+    from .verification import check_repetition
+
+    check_repetition(np.array(ask.tokens, np.int64), ask.stop)
+    return {}
+
+
+class Ends(Ask, frozen=True):
+    tokens: list[int]
+    recomputed: Numbers
+    stop: list[int]
+    stop_probability: float
+
+
+def ends(ask: Ends) -> Answer:
+    from .verification import check_ends
+
+    tokens, recomputed = np.array(ask.tokens, np.int64), _singles(ask.recomputed)
+    check_ends(tokens, recomputed, ask.stop, ask.stop_probability)
+    return {}
+
+
+class Measured(Ask, frozen=True):
+    tokens: float
+    mad: float
+    distance: float
+
+
+class Drifting(Ask, frozen=True):
+    manifest: Raw
+    groups: list[Measured]
+
+
+def drift(ask: Drifting) -> Answer:
+    thresholds = run_manifest(ask.manifest).thresholds
+    sums, total = [], Drift()
+    try:
+        for group in ask.groups:
+            total.check(thresholds)
+            figures = Figures(group.tokens, group.mad, group.distance, 0.0)
+            total = total.after(figures, None, thresholds)
+            sums.append({"sums": [total.logprob, total.distance]})
+        total.check(thresholds)
+    except RemoteError as error:
+        raise Refused({"groups": sums}, error) from error
+    return {"groups": sums}
+
+
+class Explained(Ask, frozen=True):
+    reported: Numbers
+    named: Numbers
+    other: Numbers
+
+
+class Explaining(Ask, frozen=True):
+    manifest: Raw
+    groups: list[Explained]
+
+
+USUAL: Final = Figures(40, 0.0, 0.0, 0.0)
+"""Of a group that adds nothing to the other sums."""
+
+
+def evidence(ask: Explaining) -> Answer:
+    thresholds = run_manifest(ask.manifest).thresholds
+    sums: list[dict[str, float | None]] = []
+    total = Drift()
+    try:
+        for group in ask.groups:
+            total.check(thresholds)
+            told = Evidence.of(_singles(group.reported), _singles(group.named), _singles(group.other))
+            total = total.after(USUAL, told, thresholds)
+            sums.append({"ratio": figure(told.ratio), "sum": total.previous})
+        total.check(thresholds)
+    except RemoteError as error:
+        raise Refused({"groups": sums}, error) from error
+    return {"groups": sums}
+
+
+class Verdict(Ask, frozen=True):
+    now: int
+    times: int
+    verdict: str
+    version: int = 0
+    code: str = ""
+    measured: float | None = None
+    threshold: float | None = None
+
+
+class Verdicts(Ask, frozen=True):
+    steps: list[Verdict]
+
+
+def states(ask: Verdicts) -> Answer:
+    key, found = Reputation(), []
+    for step in ask.steps:
+        key = _after(key.at(step.now), step)
+        found.append({"state": key.state, "until": key.until_ms, "score": key.score})
+    return {"steps": found}
+
+
+def _after(key: Reputation, step: Verdict) -> Reputation:
+    for _ in range(min(step.times, MAX_TIMES)):
+        match step.verdict:
+            case "accepted":
+                key = key.accepted(step.version, step.now)
+            case "refused":
+                key = key.refused(step.code, step.measured, step.threshold, step.now)
+    return key
+
+
+OPS: Final[Ops] = {
+    "limits": limit,
+    "verification": verification,
+    "copies": copies,
+    "repetition": repetition,
+    "ends": ends,
+    "drift": drift,
+    "evidence": evidence,
+    "states": states,
+}
