@@ -147,8 +147,6 @@ def peer(
     junit: JunitFile = None,
 ) -> None:
     from .conformance_output import Output
-    from .live import play
-    from .stand import stand
 
     names = frozenset((only or "").split(",")) - {""}
     words = target or []
@@ -159,8 +157,12 @@ def peer(
         )
     with Output(json, junit) as output:
         if wait or is_command:
+            from .stand import stand
+
             sheet = stand(words if is_command else None, names, output.tell, output.say)
         else:
+            from .live import play
+
             sheet = play(words[0], run, names, output.tell)
         raise typer.Exit(output.finish(sheet))
 

@@ -1,0 +1,271 @@
+"""Live checks of chunks and bitmaps: what a client says to have, it serves. Spec: `specs/03-transport.md`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+from collections.abc import Sequence
+
+import trio
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+
+from nous_node.protocol.checkpoints import CheckpointManifest
+from nous_node.protocol.encoding import encode, read
+from nous_node.protocol.errors import Code
+from nous_node.protocol.streams import (
+    BLOB_PROTOCOL,
+    HAVE_PROTOCOL,
+    MAX_BLOB_REPLY,
+    MAX_HAVE_REPLY,
+    MAX_HAVE_REQUEST,
+    BlobReply,
+    BlobRequest,
+    HaveReply,
+    HaveRequest,
+    bitmap,
+    read_bitmap,
+)
+
+from .live_check import Checks, Failed, Untested
+from .live_peer import KitPeer
+from .live_streams import ALLOWED_AT_ONCE, answer_of, expects, opened
+from .live_target import Target
+from .network_errors import NotConnectedError, RequestFailedError
+
+check: Checks[Target] = Checks()
+
+ANSWER_S = 20.0
+SLACK_S = 5.0
+SAMPLES = 4
+"""Chunks that a client has to prove that it holds: the first, the last, and some between."""
+HAVES_AT_ONCE = 8
+HAVES_ASKED = 12
+HAVE_BUSY = 2
+"""Of those, at least so many answered with `busy`: 8 are taken at once, and 4 more a second."""
+
+# Chunks
+
+
+async def blob(peer: KitPeer, digest: bytes) -> BlobReply:
+    frame = await peer.ask(BLOB_PROTOCOL, encode(BlobRequest(digest)), MAX_BLOB_REPLY, 60.0)
+    reply = read(frame, BlobReply, MAX_BLOB_REPLY)
+    if (reply.data is None) == (reply.error is None):
+        raise Failed("An answer of /nous/blob/1 has exactly one of `data` and `error`.")
+    return reply
+
+
+@check("blob-not-found", "STR-3", seconds=ANSWER_S)
+async def _(target: Target) -> str:
+    reply = await blob(target.listener, os.urandom(32))
+    if reply.error != Code.NOT_FOUND.value:
+        told = "a chunk" if reply.data is not None else repr(reply.error)
+        raise Failed(f"Asked for a chunk that nobody has, it answers with {told} instead of 'not-found'.")
+    return "not-found"
+
+
+@check("blob-held", "STR-3", "CKP-7", "CKP-11", seconds=120)
+async def _(target: Target) -> str:
+    """Chunks of the newest checkpoint that it says, or does not deny, to have."""
+    sizes, places = await held(target)
+    chosen = sample(places)
+    found = 0
+    for digest in chosen:
+        reply = await blob(target.listener, digest)
+        if reply.data is None:
+            if reply.error == Code.BUSY.value or await _without_have(target):
+                continue
+            raise Failed(f"It says that it has the chunk {digest.hex()[:16]} and answers {reply.error!r}.")
+        if hashlib.sha256(reply.data).digest() != digest:
+            raise Failed(f"For the chunk {digest.hex()[:16]} it sends {len(reply.data)} other bytes.")
+        if len(reply.data) != sizes[digest]:
+            raise Failed("A chunk has another length than the manifest says.")
+        found += 1
+    if not found:
+        raise Untested("It serves none of the chunks that it was asked for.")
+    return f"{found} of {len(places)} chunks, each with its hash"
+
+
+@check("blob-several", "STR-3", "STR-5", seconds=120)
+async def _(target: Target) -> str:
+    """One stream after the other, then as many at once as one peer may have."""
+    _, places = await held(target)
+    async with target.peer() as peer:
+        first = places[0]
+        for _ in range(SAMPLES):
+            await _right(peer, first)
+        async with trio.open_nursery() as nursery:
+            for _ in range(ALLOWED_AT_ONCE[BLOB_PROTOCOL]):
+                nursery.start_soon(_right, peer, first)
+    return f"{SAMPLES} one after the other, {ALLOWED_AT_ONCE[BLOB_PROTOCOL]} at once"
+
+
+async def _right(peer: KitPeer, digest: bytes) -> None:
+    reply = await blob(peer, digest)
+    if reply.error == Code.BUSY.value:
+        return
+    if reply.data is None:
+        raise Untested(f"It has not the chunk {digest.hex()[:16]}.")
+    if hashlib.sha256(reply.data).digest() != digest:
+        raise Failed("Asked several times, it sends other bytes than those of the hash.")
+
+
+def chunks_of(manifest: CheckpointManifest) -> list[tuple[bytes, int]]:
+    """Hash and length of each chunk, in the order of bitmaps. [STR-4]"""
+    found = []
+    for entry in [*manifest.files, *manifest.deltas]:
+        hashes = entry.hashes()
+        for number, digest in enumerate(hashes):
+            last = number == len(hashes) - 1
+            found.append((digest, entry.size - number * entry.chunk if last else entry.chunk))
+    return found
+
+
+async def held(target: Target) -> tuple[dict[bytes, int], list[bytes]]:
+    """Lengths of the chunks of the newest checkpoint, and those that the client says to have; all of them
+    where it has no bitmaps. Raises Untested where it has none."""
+    if target.head is None:
+        raise Untested("It told no checkpoint.")
+    digest, manifest = target.head
+    chunks = chunks_of(manifest)
+    if await _without_have(target):
+        return dict(chunks), [one for one, _ in chunks]
+    reply = await have(target.listener, HaveRequest(target.run, digest))
+    bits = read_bitmap(reply.have, len(chunks)) if reply.have is not None else 0
+    places = [one for number, (one, _) in enumerate(chunks) if bits >> number & 1]
+    if not places:
+        raise Untested("It says that it has no chunk of the newest checkpoint.")
+    return dict(chunks), places
+
+
+def sample(places: Sequence[bytes]) -> list[bytes]:
+    between = random.Random(0).sample(places, min(len(places), SAMPLES))
+    return list(dict.fromkeys((places[0], places[-1], *between)))
+
+
+# Bitmaps
+
+
+async def have(peer: KitPeer, request: HaveRequest) -> HaveReply:
+    frame = await peer.ask(HAVE_PROTOCOL, encode(request), MAX_HAVE_REPLY)
+    return read(frame, HaveReply, MAX_HAVE_REPLY)
+
+
+async def _without_have(target: Target) -> bool:
+    try:
+        stream = await target.listener.stream(HAVE_PROTOCOL)
+    except MultiselectClientError:
+        return True
+    await stream.reset()
+    return False
+
+
+async def _needs_have(target: Target) -> None:
+    if await _without_have(target):
+        raise Untested(f"It does not serve {HAVE_PROTOCOL}: then it is asked for chunks as if it had all.")
+
+
+@check("have", "STR-4", seconds=ANSWER_S)
+async def _(target: Target) -> str:
+    await _needs_have(target)
+    if target.head is None:
+        raise Untested("It told no checkpoint.")
+    digest, manifest = target.head
+    count = len(chunks_of(manifest))
+    async with target.peer() as peer:
+        for told in (None, bitmap(0, count)):
+            reply = await have(peer, HaveRequest(target.run, digest, told))
+            if reply.error is not None:
+                raise Failed(f"Asked about its own newest checkpoint it answers {reply.error!r}.")
+            if reply.have is not None:
+                read_bitmap(reply.have, count)
+    return f"{count} chunks"
+
+
+@check("have-refusals", "STR-4", seconds=ANSWER_S)
+async def _(target: Target) -> str:
+    await _needs_have(target)
+    async with target.peer() as peer:
+        known = target.head[0] if target.head else os.urandom(32)
+        for request, code in (
+            (HaveRequest(os.urandom(32), known), Code.WRONG_RUN),
+            (HaveRequest(target.run, os.urandom(32)), Code.UNKNOWN_CHECKPOINT),
+        ):
+            frame = await peer.ask(HAVE_PROTOCOL, encode(request), MAX_HAVE_REPLY)
+            expects(frame, {"error": code.value})
+    return "wrong-run, unknown-checkpoint"
+
+
+@check("have-bitmap-wrong", "STR-4", seconds=3 * ANSWER_S)
+async def _(target: Target) -> str:
+    """Each of a peer of its own, which is refused from then on."""
+    await _needs_have(target)
+    if target.head is None:
+        raise Untested("It told no checkpoint.")
+    digest, manifest = target.head
+    count = len(chunks_of(manifest))
+    wrong = {"a byte too long": bitmap(0, count) + b"\x00"}
+    if count % 8:
+        wrong["a bit behind the last"] = bitmap(1 << count, count + 1)
+    for what, told in wrong.items():
+        async with target.peer() as peer:
+            try:
+                await have(peer, HaveRequest(target.run, digest, told))
+            except (RequestFailedError, NotConnectedError):
+                if await peer.lost(SLACK_S):
+                    continue
+                raise Failed(f"A peer whose bitmap is {what} keeps its connection.") from None
+        raise Failed(f"A bitmap that is {what} is answered.")
+    return f"disconnected: {', '.join(wrong)}"
+
+
+@check("have-too-often", "STR-4", seconds=2 * ANSWER_S)
+async def _(target: Target) -> str:
+    await _needs_have(target)
+    if target.head is None:
+        raise Untested("It told no checkpoint.")
+    request = HaveRequest(target.run, target.head[0])
+    async with target.peer() as peer:
+        began = trio.current_time()
+        errors = [(await have(peer, request)).error for _ in range(HAVES_ASKED)]
+        seconds = trio.current_time() - began
+    busy = errors.count(Code.BUSY.value)
+    if seconds > 0.5:
+        raise Untested(f"{HAVES_ASKED} requests took {seconds:.1f} s: too slow a line for this.")
+    if any(errors[:HAVES_AT_ONCE]):
+        raise Failed(f"Of the first {HAVES_AT_ONCE} requests of a peer some are refused ({errors}).")
+    if busy < HAVE_BUSY:
+        raise Failed(f"It took {HAVES_ASKED - busy} of {HAVES_ASKED} requests in {seconds:.2f} s; 8 may be.")
+    return f"{busy} of {HAVES_ASKED} were answered with busy"
+
+
+@check("have-oversize", "STR-4", seconds=ANSWER_S)
+async def _(target: Target) -> str:
+    await _needs_have(target)
+    async with target.peer() as peer:
+        stream = await opened(peer, HAVE_PROTOCOL)
+        await stream.write((MAX_HAVE_REQUEST + 1).to_bytes(4, "big"))
+        with trio.move_on_after(SLACK_S):
+            if await answer_of(stream, MAX_HAVE_REPLY) is None:
+                return "not waited for"
+    raise Failed(f"A request of {MAX_HAVE_REQUEST + 1} bytes is waited for.")
+
+
+@check("introductions", "STR-7", seconds=2 * ANSWER_S)
+async def _(target: Target) -> str:
+    """A peer that says to be somewhere else is introduced there to nobody."""
+    await _needs_have(target)
+    if target.head is None:
+        raise Untested("It told no checkpoint.")
+    elsewhere = "/ip4/203.0.113.7/tcp/4001/p2p/"
+    async with target.peer() as liar, target.peer() as asker:
+        lie = elsewhere + liar.peer_id
+        await have(liar, HaveRequest(target.run, target.head[0], addresses=[lie]))
+        told = (await have(asker, HaveRequest(target.run, target.head[0]))).peers
+        if any(one.startswith("/ip4/203.0.113.7/") for one in told):
+            raise Failed(
+                "It passes on what a peer says of its IP address, so that others dial a third party."
+            )
+        if any(one.endswith(asker.peer_id) for one in told):
+            raise Failed("It introduces a peer to itself.")
+    return f"{len(told)} introduced"

@@ -1,0 +1,161 @@
+"""The client under test: where it is, which run it follows, what role it plays, and what it told of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+import trio
+
+from nous_node.protocol.checkpoints import CheckpointManifest, checkpoint_hash, open_checkpoint
+from nous_node.protocol.constants import MAX_MANIFEST
+from nous_node.protocol.encoding import encode, read
+from nous_node.protocol.envelope import unseal
+from nous_node.protocol.runs import RunManifest, Topics, open_manifest
+from nous_node.protocol.streams import HEAD_PROTOCOL, MAX_HEAD_REPLY, HeadReply, HeadRequest
+
+from .live_check import RELAY, TRAINER, VOLUNTEER, Untested
+from .live_forgery import new_identity
+from .live_peer import KitPeer, kit_peer
+from .live_wire import Place
+from .network_errors import UnreachableError
+
+SUBSCRIBE_S = 5.0
+"""Until a client has said which topics it reads: libraries ask for identify first."""
+SETTLE_S = 0.3
+"""More topics may follow the first."""
+HEAD_S = 20.0
+HEALTH_S = 10.0
+
+_TOPIC = re.compile(r"/nous/1/([0-9a-f]{64})/(rollouts/[0-9]{1,5}|checkpoints|receipts)")
+
+
+class Target:
+    """Made by `reached`."""
+
+    def __init__(self, address: str, run: bytes | None, listener: KitPeer) -> None:
+        self.address, self.place = address, Place.of(address)
+        self.listener = listener
+        """A peer of the kit that stays connected, and reads every topic that the client reads or writes."""
+        self._run = run
+        self.envelope: bytes | None = None
+        """Of the run, as the client told it, where it is genuine."""
+        self._manifest: RunManifest | None = None
+        self.head: tuple[bytes, CheckpointManifest] | None = None
+        """The newest checkpoint that was told, with its hash, where it is genuine."""
+        self.head_envelope: bytes | None = None
+        self.pupil = new_identity()
+        """Key of the kit that says hello to a trainer."""
+        self.known: int | None = None
+        """Version that the trainer answered to that."""
+        self.lesson: bytes | None = None
+        """A checkpoint that counts for this key."""
+
+    def peer(self) -> AbstractAsyncContextManager[KitPeer]:
+        """A further peer of the kit, with a key of its own."""
+        return kit_peer(self.address)
+
+    @property
+    def run(self) -> bytes:
+        if self._run is None:
+            raise Untested("Nobody said which run it follows, and it reads no topic that names one.")
+        return self._run
+
+    @property
+    def manifest(self) -> RunManifest:
+        if self._manifest is None:
+            raise Untested("It told no genuine manifest of its run (see the check `head`).")
+        return self._manifest
+
+    @property
+    def topics(self) -> Topics:
+        return Topics(self.run)
+
+    @property
+    def role(self) -> str:
+        """By the topics that it reads [NET-7]; empty where it reads none."""
+        read = self.listener.topics
+        rollouts = any("/rollouts/" in topic for topic in read)
+        others = any(topic.endswith(("/checkpoints", "/receipts")) for topic in read)
+        if rollouts:
+            return RELAY if others else TRAINER
+        return VOLUNTEER if others else ""
+
+    async def learn(self) -> None:
+        """Role, run and head, as far as the client tells them. Never raises for what it does not."""
+        await self.listener.until(lambda: bool(self.role), SUBSCRIBE_S)
+        await trio.sleep(SETTLE_S)
+        named = [match[1] for topic in self.listener.topics if (match := _TOPIC.fullmatch(topic))]
+        if self._run is None and named:
+            self._run = bytes.fromhex(max(set(named), key=named.count))
+        if self._run is not None:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Asks for the head; what is not genuine changes nothing."""
+        try:
+            self.take(await self.ask_head())
+        except Exception:  # whatever it is, the check `head` says it
+            return
+
+    async def ask_head(self) -> HeadReply:
+        request = encode(HeadRequest(self.run))
+        return read(
+            await self.listener.ask(HEAD_PROTOCOL, request, MAX_HEAD_REPLY, HEAD_S), HeadReply, MAX_HEAD_REPLY
+        )
+
+    def take(self, reply: HeadReply) -> None:
+        """Raises RemoteError where the run or the checkpoint is not genuine."""
+        if reply.run is not None:
+            self._manifest = open_manifest(unseal(reply.run, MAX_MANIFEST), self.run)
+            self.envelope = reply.run
+        if reply.checkpoint is not None:
+            envelope = unseal(reply.checkpoint, MAX_MANIFEST)
+            manifest = open_checkpoint(envelope, self.run, self.manifest)
+            self.head = checkpoint_hash(envelope.content(MAX_MANIFEST)), manifest
+            self.head_envelope = reply.checkpoint
+
+    async def newer_than(self, version: int, seconds: float) -> bool:
+        """Whether the client tells of a later version within this time."""
+        with trio.move_on_after(seconds):
+            while self.head is None or self.head[1].version <= version:
+                await self.refresh()
+                await trio.sleep(0.25)
+        return self.head is not None and self.head[1].version > version
+
+    async def answers(self) -> bool:
+        """Whether somebody who has done nothing wrong still gets an answer: a newcomer, and who is here."""
+        try:
+            with trio.fail_after(HEALTH_S):
+                async with self.peer() as peer:
+                    await _told(peer, self._run)
+                await _told(self.listener, self._run)
+        except Exception:  # whichever way it goes wrong
+            return False
+        return True
+
+
+async def _told(peer: KitPeer, run: bytes | None) -> None:
+    if run is None:
+        await peer.stream("/ipfs/ping/1.0.0")
+    else:
+        await peer.ask(HEAD_PROTOCOL, encode(HeadRequest(run)), MAX_HEAD_REPLY, HEALTH_S)
+
+
+@asynccontextmanager
+async def reached(addresses: Sequence[str], run: bytes | None) -> AsyncIterator[Target]:
+    """The client at the first address that answers. Raises UnreachableError where none does."""
+    async with kit_peer(await _answering(addresses)) as listener:
+        target = Target(listener.address, run, listener)
+        await target.learn()
+        yield target
+
+
+async def _answering(addresses: Sequence[str]) -> str:
+    *others, last = addresses
+    for address in others:
+        with suppress(UnreachableError):
+            async with kit_peer(address):
+                return address
+    return last
