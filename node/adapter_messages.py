@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
 
 from nous_node.protocol import checkpoints, receipts, runs, streams
 from nous_node.protocol.constants import DOMAIN_ENVELOPE, MAX_MANIFEST_VALUES
@@ -161,7 +163,7 @@ def taken(ask: Believed) -> Answer:
 
 class Shard(Ask, frozen=True):
     key: Raw
-    shards: int
+    shards: Annotated[int, Meta(ge=1)]
 
 
 def shard(ask: Shard) -> Answer:
@@ -184,6 +186,14 @@ class Step(Ask, frozen=True):
     now: int
 
 
+class Bounds(Ask, frozen=True):
+    """In place of those of chapter 04, which would take many messages to reach."""
+
+    remembered: int
+    shares: int
+    senders: int
+
+
 class Scene(Ask, frozen=True):
     run: Raw
     manifest: Raw
@@ -192,6 +202,7 @@ class Scene(Ask, frozen=True):
     quarantined: list[Quarantined]
     throttled: list[Raw]
     steps: list[Step]
+    bounds: Bounds | None = None
 
 
 def gossip(ask: Scene) -> Answer:
@@ -201,6 +212,9 @@ def gossip(ask: Scene) -> Answer:
     view.quarantined |= {held.key: held.until for held in ask.quarantined}
     view.banned |= set(ask.banned)
     view.throttled |= set(ask.throttled)
+    if ask.bounds is not None:
+        view.memory.room, view.memory.shares = ask.bounds.remembered, ask.bounds.shares
+        view.groups.room = view.hellos.room = ask.bounds.senders
     judgements = [_judged(view, step) for step in ask.steps]
     return {
         "steps": [

@@ -77,6 +77,8 @@ class Buckets:
     by_key: dict[bytes, Bucket] = field(default_factory=dict)
     swept: int = 0
     """Unix milliseconds of the last sweep."""
+    room: int = MAX_SENDERS
+    """Buckets that are kept at most."""
 
     def take(self, key: bytes, now: int, cost: float = 1.0) -> None:
         """Takes `cost` of `key`'s, or raises RemoteError(RATE | BUSY). [GOS-6] [GOS-9]"""
@@ -87,16 +89,16 @@ class Buckets:
         bucket.take(self.rate, now, cost)
 
     def _make_room(self, now: int) -> None:
-        if len(self.by_key) < MAX_SENDERS:
+        if len(self.by_key) < self.room:
             return
         if now - self.swept >= _SWEEP_MS:
             self.swept = now
             refilled = now - 1000 * self.rate.burst / self.rate.per_second
             self.by_key = {key: bucket for key, bucket in self.by_key.items() if bucket.at > refilled}
-        if len(self.by_key) >= MAX_SENDERS:
+        if len(self.by_key) >= self.room:
             raise RemoteError(
                 Code.BUSY,
                 "Too many senders are followed; new ones wait.",
                 measured=len(self.by_key),
-                threshold=MAX_SENDERS,
+                threshold=self.room,
             )

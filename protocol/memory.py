@@ -27,6 +27,10 @@ class Memory:
     """Sender -> its messages here."""
     minutes: dict[int, list[bytes]] = field(default_factory=dict)
     """Minute of expiry -> ids, so that forgetting costs nothing for what stays."""
+    room: int = MAX_REMEMBERED
+    """Messages that are remembered at most."""
+    shares: int = MEMORY_SHARES
+    """Of the room; a key has one of them once half of it is in use."""
 
     def check(self, envelope: Envelope) -> None:
         """RemoteError(DUPLICATE | SEQUENCE_REUSED). [GOS-5]"""
@@ -41,19 +45,19 @@ class Memory:
 
     def check_room(self) -> None:
         """RemoteError(BUSY) where as much is remembered as may be. [GOS-9]"""
-        if len(self.ids) >= MAX_REMEMBERED:
+        if len(self.ids) >= self.room:
             raise RemoteError(
                 Code.BUSY,
                 "Too many messages are remembered; new ones wait.",
                 measured=len(self.ids),
-                threshold=MAX_REMEMBERED,
+                threshold=self.room,
             )
 
     def check_share(self, sender: bytes) -> None:
         """RemoteError(RATE) where this sender has its share of what may be remembered. [GOS-9]"""
-        share = MAX_REMEMBERED // MEMORY_SHARES
+        share = self.room // self.shares
         held = self.held.get(sender, 0)
-        if held >= share and len(self.ids) >= MAX_REMEMBERED // 2:
+        if held >= share and len(self.ids) >= self.room // 2:
             raise RemoteError(
                 Code.RATE,
                 f"{held} messages of this sender are remembered, which is its share.",

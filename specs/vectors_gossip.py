@@ -31,6 +31,7 @@ class Scene:
     quarantined: dict[bytes, int] = field(default_factory=dict)
     banned: list[bytes] = field(default_factory=list)
     throttled: list[bytes] = field(default_factory=list)
+    bounds: dict[str, int] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
 
     def hears(self, message: Any, verdict: str, after: int = 0, topic: str | None = None) -> Scene:
@@ -56,6 +57,7 @@ class Scene:
             quarantined=[{"key": key.hex(), "until": until} for key, until in self.quarantined.items()],
             banned=[key.hex() for key in self.banned],
             throttled=[key.hex() for key in self.throttled],
+            **({"bounds": self.bounds} if self.bounds else {}),
             steps=self.steps,
         )
 
@@ -98,6 +100,7 @@ def gossip() -> list[dict[str, Any]]:
         _fresh,
         _trainers,
         _order,
+        _bounds,
     ]
     return [scene.case() for make in scenes for scene in make()]
 
@@ -132,6 +135,55 @@ def _plain() -> list[Scene]:
         Scene("a body that is not msgpack", "ENC-3 GOS-2").hears(sealed(ALICE, "hello", b"\xc1"), "reject malformed"),
         Scene("a body that says it is compressed", "ENV-8 GOS-2").hears(sealed(ALICE, "hello", HELLO, enc="zstd", size=5), "reject bad-compression"),
     ]  # fmt: skip
+
+
+def _bounds() -> list[Scene]:
+    """Scenes with smaller bounds than those of the chapter."""
+    carol, dave = Identity.from_seed(bytes([5]) * 32), Identity.from_seed(bytes([6]) * 32)
+    times = {"ts": NOW + 121_000, "exp": NOW + 181_000}
+
+    def scene(comment: str, remembered: int, shares: int, senders: int) -> Scene:
+        return Scene(
+            comment, "GOS-9", bounds={"remembered": remembered, "shares": shares, "senders": senders}
+        )
+
+    def hears(one: Scene, sender: Identity, seq: int, verdict: str, after: int = 0, **changes: Any) -> None:
+        one.hears(hello(sender, seq, **changes), verdict, after, topic_of(sender))
+
+    full = scene("a full memory holds rollout topics off, trainers never, and has room again", 3, 1, 9)
+    for number, sender in enumerate((ALICE, BOB, carol)):
+        hears(full, sender, number, ACCEPT)
+    hears(full, dave, 3, "ignore busy")
+    hears(full, ALICE, 0, "ignore duplicate")
+    published = sealed(TRAINER, "checkpoint", BASE.to_bytes())
+    full.hears(published, ACCEPT, topic="checkpoints")
+    hears(full, dave, 3, "ignore busy")
+    hears(full, dave, 4, ACCEPT, 121_000, **times)
+    share = scene("half of the memory in use: a sender has a share of it, the rest is for others", 8, 4, 9)
+    for number in range(4):
+        hears(share, ALICE, number, ACCEPT)
+    hears(share, ALICE, 4, "ignore rate")
+    share.hears(rollout(0, 5), "ignore rate")
+    hears(share, BOB, 0, ACCEPT)
+    hears(share, BOB, 1, ACCEPT)
+    hears(share, BOB, 2, "ignore rate")
+    hears(share, carol, 0, ACCEPT)
+    alone = scene("less than half in use: one sender may have all of it", 16, 8, 9)
+    for number in range(4):
+        hears(alone, ALICE, number, ACCEPT)
+    alone.hears(rollout(0, 4), ACCEPT).hears(rollout(0, 5), ACCEPT)
+    many = scene(
+        "as many buckets as are kept: a sender without one waits until others are full again", 99, 1, 2
+    )
+    hears(many, ALICE, 0, ACCEPT)
+    hears(many, BOB, 0, ACCEPT, 10_000)
+    hears(many, carol, 0, "ignore busy", 10_000)
+    many.hears(rollout(0, 1), ACCEPT, 10_000)
+    hears(many, ALICE, 2, ACCEPT, 10_000)
+    hears(many, carol, 1, ACCEPT, 31_000)
+    hears(many, dave, 0, ACCEPT, 31_000)
+    hears(many, BOB, 1, "ignore busy", 31_000)
+    return [full, share, alone, many]
 
 
 def _references() -> list[Scene]:

@@ -14,6 +14,7 @@ NUMBER = {"type": "number"}
 BOOL = {"type": "boolean"}
 VALUE = {"description": "a tagged value"}
 REFUSED = {"const": True, "description": "to be refused, with any code"}
+RELEASES = {"type": "object", "description": "libraries, and the releases whose work this is"}
 CODE = {"type": "string", "pattern": "^[a-z-]+$"}
 TEXTS = {"type": "array", "items": TEXT}
 INTS = {"type": "array", "items": INT}
@@ -80,6 +81,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "quarantined": OBJECTS,
         "banned": TEXTS,
         "throttled": TEXTS,
+        "bounds?": OBJECT,
         "steps": OBJECTS,
     },
     "runs": {
@@ -314,6 +316,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "id?": TEXT,
         "index?": INT,
         "seed?": HEX,
+        "releases?": RELEASES,
+        "dataset?": TEXT,
+        "level?": INT,
+        "replies?": OBJECTS,
+        "prompt?": TEXT,
+        "scores?": OBJECTS,
+        "levels?": INT,
+        "reproducible?": TEXT,
+        "scorer?": TEXT,
+        "refused?": REFUSED,
     },
 }
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from nous_node.protocol import memory
 from nous_node.protocol.constants import MAX_ENVELOPE, MAX_LIFETIME_MS
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind
@@ -222,9 +221,9 @@ def test_hellos_have_a_rate_of_their_own(world: Any, hello: bytes, rollout: Any,
 
 
 def test_few_keys_cannot_fill_the_memory(
-    world: Any, view: GossipView, hello: bytes, judge: Any, replaced: Any, monkeypatch: pytest.MonkeyPatch
+    world: Any, view: GossipView, hello: bytes, judge: Any, replaced: Any
 ) -> None:
-    monkeypatch.setattr(memory, "MAX_REMEMBERED", 1280)
+    view.memory.room = 1280
     message = world.opened(Kind.HELLO, hello, world.volunteer)
 
     def fill(key: bytes) -> None:
@@ -282,10 +281,9 @@ def test_a_malformed_body_is_rejected(world: Any, judge: Any) -> None:
 
 
 def test_a_full_memory_holds_volunteers_off_but_not_trainers(
-    world: Any, view: GossipView, hello: bytes, judge: Any, monkeypatch: pytest.MonkeyPatch
+    world: Any, view: GossipView, hello: bytes, judge: Any
 ) -> None:
-    monkeypatch.setattr(memory, "MAX_REMEMBERED", 1)
-    monkeypatch.setattr(memory, "MEMORY_SHARES", 1)
+    view.memory.room = view.memory.shares = 1
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 0))) == ACCEPTED
     assert outcome(judge(world.sealed(Kind.HELLO, hello, world.volunteer, 1))) == refused(Code.BUSY)
     data = world.sealed(Kind.CHECKPOINT, world.base.to_bytes(), world.trainer)
