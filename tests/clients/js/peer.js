@@ -14,34 +14,28 @@ Promise.withResolvers ??= function () { // libp2p asks for it, Node.js 20 lacks 
   const promise = new this((resolve, reject) => (ends = { resolve, reject }))
   return { promise, ...ends }
 }
-const piece = 16_384, within = (seconds) => ({ signal: AbortSignal.timeout(1000 * seconds) })
+const PIECE = 16384, TCP = /^\/(ip4|ip6|dns[46]?)\/[^/]+\/tcp\/\d+\/p2p\/[^/]+$/
+const within = (seconds) => ({ signal: AbortSignal.timeout(1000 * seconds) })
 
-// One frame of at most `limit` bytes; whoever is too slow, in all or for a piece of it, loses the stream.
-async function readFrame(stream, limit, seconds) {
-  const late = (after) => setTimeout(() => stream.abort(new Error('too slow')), 1000 * after)
-  let [parts, size, length, whole, stall] = [[], 0, Infinity, late(seconds)]
+async function readFrame(stream, limit, seconds) { // the length is compared before what it announces is waited for
+  const late = setTimeout(() => stream.abort(new Error('too slow')), 1000 * seconds), parts = []
+  let [size, length] = [0, Infinity]
   try {
     for await (const part of stream) {
       parts.push(part.subarray())
-      stall ??= late(10)
-      if (Math.floor(size / piece) < Math.floor((size += part.byteLength) / piece)) stall.refresh()
+      size += part.byteLength
       if (length === Infinity && size >= 4) length = Buffer.concat(parts).readUInt32BE()
-      if (length < Infinity && length > limit) throw new Error('a frame beyond its limit')
+      if (size >= 4 && length > limit) throw new Error('a frame beyond its limit')
       if (size >= 4 + length) return Buffer.concat(parts).subarray(4, 4 + length)
     }
     throw new Error('a frame that was cut short')
-  } finally {
-    clearTimeout(whole)
-    clearTimeout(stall)
-  }
+  } finally { clearTimeout(late) }
 }
-
 async function writeFrame(stream, payload) {
   const frame = Buffer.concat([Buffer.alloc(4), payload])
   frame.writeUInt32BE(payload.length)
-  for (let at = 0; at < frame.length; at += piece) {
-    if (!stream.send(frame.subarray(at, at + piece))) await stream.onDrain(within(10))
-  }
+  for (let at = 0; at < frame.length; at += PIECE)
+    if (!stream.send(frame.subarray(at, at + PIECE))) await stream.onDrain(within(10))
   await stream.close(within(10)) // the writing side only
 }
 
@@ -49,93 +43,80 @@ export class Peer {
   /** A host whose key has this Ed25519 seed; it listens only where `listen` says so. */
   static async start(seed, listen = []) {
     const refused = new Map(), deny = (id) => refused.get(String(id)) > Date.now()
-    const msgIdFn = ({ from, sequenceNumber }) =>
+    const msgIdFn = ({ from, sequenceNumber }) => // the library's own has two bytes less (NET-5)
       Buffer.concat([from.toMultihash().bytes, Buffer.from(sequenceNumber.toString(16).padStart(16, '0'), 'hex')])
-    const host = await createLibp2p({
-      privateKey: await generateKeyPairFromSeed('Ed25519', seed), addresses: { listen }, transports: [tcp()],
-      connectionEncrypters: [noise()], streamMuxers: [yamux({ keepAliveInterval: 10_000, maxInboundStreams: 64 })],
-      connectionManager: { maxConnections: 128, dialTimeout: 10_000, inboundUpgradeTimeout: 5_000 },
-      connectionGater: { denyDialMultiaddr: () => false, denyDialPeer: deny, denyInboundEncryptedConnection: deny },
-      services: { identify: identify(), pubsub: gossipsub({ globalSignaturePolicy: 'StrictSign', fallbackToFloodsub: false, msgIdFn,
-        maxInboundDataLength: 4 << 20, idontwantMinDataSize: piece }) },
-    })
+    const pubsub = gossipsub({ globalSignaturePolicy: 'StrictSign', fallbackToFloodsub: false, msgIdFn,
+      maxInboundDataLength: 4 << 20, idontwantMinDataSize: PIECE })
+    const host = await createLibp2p({ privateKey: await generateKeyPairFromSeed('Ed25519', seed), addresses: { listen },
+      transports: [tcp()], connectionEncrypters: [noise()], services: { identify: identify(), pubsub },
+      streamMuxers: [yamux({ keepAliveInterval: 10000, maxInboundStreams: 64 })],
+      connectionManager: { maxConnections: 128, dialTimeout: 10000, inboundUpgradeTimeout: 5000 },
+      connectionGater: { denyDialMultiaddr: () => false, denyDialPeer: deny, denyInboundEncryptedConnection: deny } })
     await host.handle('/ipfs/ping/1.0.0', async (stream) => {
       for await (const part of stream) if (!stream.send(part)) await stream.onDrain(within(10))
       await stream.close(within(10))
     })
-    host.addEventListener('connection:open', ({ detail: { remotePeer } }) => { // two of a peer are enough (NET-8)
-      for (const old of host.getConnections(remotePeer).slice(0, -2)) old.close().catch(() => old.abort(new Error('one too many')))
-    })
-    return Object.assign(new Peer(), { host, refused, pubsub: host.services.pubsub, stopping: new AbortController(), rejects: new Map() })
+    host.addEventListener('connection:open', ({ detail: { remotePeer } }) => // two of a peer are enough (NET-8)
+      host.getConnections(remotePeer).slice(0, -2).forEach((old) => old.abort(new Error('one too many'))))
+    return Object.assign(new Peer(), { host, refused, pubsub: host.services.pubsub, rejects: new Map() })
   }
-  /** Dials each peer of these addresses, and again when it is lost, until the client stops (NET-8). */
+  /** Dials each peer of these addresses, and again when it is lost (NET-8). */
   keep(addresses) {
-    const tcpOnly = addresses.filter((one) => /^\/(ip4|ip6|dns|dns4|dns6)\/[^/]+\/tcp\/\d+\/p2p\/[^/]+$/.test(one))
-    for (const id of new Set(tcpOnly.map((one) => one.split('/').at(-1)))) this.#keep(tcpOnly.filter((one) => one.endsWith(`/${id}`)))
+    const usable = addresses.filter((one) => TCP.test(one)), idOf = (one) => one.split('/').at(-1)
+    const of = (id) => usable.filter((one) => idOf(one) === id).map((one) => multiaddr(one))
+    for (const id of new Set(usable.map(idOf))) this.keepOne(of(id))
   }
-  async #keep(addresses) {
-    for (let wait = 0.5; !this.stopping.signal.aborted; wait = Math.min(15, 2 * wait)) {
-      const begin = Date.now()
-      const connection = await this.host.dial(addresses.map(multiaddr), within(10)).catch(() => undefined)
+  async keepOne(addresses) {
+    for (let wait = 500; ; wait = Math.min(15000, 2 * wait)) {
+      const begin = Date.now(), connection = await this.host.dial(addresses, within(10)).catch(() => undefined)
       if (connection?.status === 'open') await new Promise((lost) => connection.addEventListener('close', lost))
-      if (connection && Date.now() - begin > 10_000) wait = 0.5
-      await sleep(1000 * wait * (0.7 + 0.6 * Math.random()), undefined, this.stopping).catch(() => undefined)
+      if (connection && Date.now() - begin > 10000) wait = 500
+      await sleep(wait * (0.7 + 0.6 * Math.random()))
     }
   }
-  /** Ids of the connected peers, those that this host dialled first. */
-  get peers() {
-    const dialled = (id) => this.host.getConnections(id).some((one) => one.direction === 'outbound')
-    return this.host.getPeers().sort((a, b) => dialled(b) - dialled(a))
+  get peers() { // ids, those that this host dialled first
+    const accepted = (id) => this.host.getConnections(id).every((one) => one.direction === 'inbound')
+    return this.host.getPeers().sort((a, b) => accepted(a) - accepted(b))
   }
-  get addresses() {
-    return this.host.getMultiaddrs().map(String)
-  }
+  get addresses() { return this.host.getMultiaddrs().map(String) }
   async ask(id, protocol, request, limit, seconds) {
     const stream = await this.host.getConnections(id)[0].newStream(protocol, within(seconds))
     try {
       await writeFrame(stream, request)
       return await readFrame(stream, limit, seconds)
-    } finally {
-      stream.abort(new Error('done'))
-    }
+    } finally { stream.abort(new Error('done')) }
   }
+  /** `answer(request, open)` makes replies; `open` are under way. Bitmaps that cannot be end the connection (STR-4). */
   serve(protocol, limit, most, answer) {
     let open = 0
-    const handler = async (stream, { remotePeer }) => {
+    return this.host.handle(protocol, async (stream, { remotePeer }) => {
       open++
       try {
-        await writeFrame(stream, await answer(await readFrame(stream, limit, 10), remotePeer, open))
+        await writeFrame(stream, answer(await readFrame(stream, limit, 10), open))
       } catch (error) {
         stream.abort(error)
-      }
-      open--
-    }
-    return this.host.handle(protocol, handler, { maxInboundStreams: most })
+        if (error.code === 'size-mismatch') this.drop(remotePeer)
+      } finally { open-- }
+    }, { maxInboundStreams: most })
   }
-  /** Publishes without being subscribed; false where nobody listens. */
+  /** False where nobody listens. Libraries drop what is too large without a word (NET-6). */
   async publish(topic, data) {
-    if (data.length > 1_047_552) throw new Error('the message is larger than gossip takes') // libraries drop it silently
+    if (data.length > 1047552) throw new Error('the message is larger than gossip takes')
     return (await this.pubsub.publish(topic, data).catch(() => ({ recipients: [] }))).recipients.length > 0
   }
-  /** `judge(data)` answers accept, ignore or reject (chapter 04); 20 rejects, and a forwarder is refused. */
+  /** `judge(data)` says accept, ignore or reject; whoever forwards 20 rejects, one forgiven each 10 s, is dropped. */
   watch(topic, judge) {
-    this.pubsub.topicValidators.set(topic, async (from, { data }) => {
-      const verdict = await judge(data)
-      const [count, since] = this.rejects.get(String(from)) ?? [0, Date.now()]
-      const left = Math.max(0, count - (Date.now() - since) / 10_000) + (verdict === 'reject')
+    this.pubsub.topicValidators.set(topic, (from, { data }) => {
+      const verdict = judge(data), [count, since] = this.rejects.get(String(from)) ?? [0, 0]
+      const left = Math.max(0, count - (Date.now() - since) / 10000) + (verdict === 'reject')
       this.rejects.set(String(from), [left, Date.now()])
       if (left >= 20) this.drop(from)
       return verdict
     })
     this.pubsub.subscribe(topic)
   }
-  /** Ends the connections to a peer and refuses new ones for 300 s. */
-  drop(id) {
-    this.refused.set(String(id), Date.now() + 300_000)
-    return this.host.hangUp(id).catch(() => undefined)
-  }
-  stop() {
-    this.stopping.abort()
-    return this.host.stop()
+  drop(id) { // and refuses it for 300 s
+    this.refused.set(String(id), Date.now() + 300000)
+    this.host.hangUp(id).catch(() => undefined)
   }
 }
