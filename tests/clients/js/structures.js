@@ -167,14 +167,14 @@ export function peerIdOf(key) {
 
 /** The content of one zstd frame [ENV-8]. What it claims is looked at before libzstd reserves memory for it: it has to
  * be `size`, or what `check` takes [DLT-4]. Reading beyond the bytes throws, which is as bad as all else here. */
-export function unzip(frame, size, check = (told) => must(told === size, 'bad-compression')) {
+export function unzip(frame, size, check = (told) => must(told === size && size > 0, 'bad-compression')) {
   try {
     const data = Buffer.from(frame), flags = data[4], single = flags >> 5 & 1, width = [single, 2, 4, 8][flags >> 6]
     must(data.readUInt32LE() === 0xfd2fb528, 'bad-compression')
     let at = 6 - single + [0, 1, 2, 4][flags & 3] // behind the id of a dictionary, which libzstd wants to be 0
     const told = width === 8 ? Number(data.readBigUInt64LE(at)) : data.readUIntLE(at, width) + (width === 2 ? 256 : 0)
     const window = single ? told : 2 ** (10 + (data[5] >> 3)) * (1 + (data[5] & 7) / 8)
-    must(told >= 1 && window <= WINDOW, 'bad-compression')
+    must(window <= WINDOW, 'bad-compression')
     check(told)
     at += width // now through the blocks
     for (let head = 0; !(head & 1); at += (head & 6) === 2 ? 4 : 3 + (head >> 3)) head = data.readUIntLE(at, 3)

@@ -272,7 +272,7 @@ async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) 
       await turn() // a long group holds up no connection
     }
     const reward = sortDigits.score(solution, textOf(ended ? tokens.slice(0, -1) : tokens), ended)
-    const part = (list, role, trained) => ({ length: list.length, role, trained })
+    const part = (list, role, trained) => [list.length, role, trained]
     trajectories.push({ tokens: planes([...asked, ...tokens], 'u32'), logprobs: planes(logprobs, form), reward,
       segments: [part(asked, 4, false), part(tokens, 2, true)], finish: ended ? 'stop' : 'length',
       components: new Map([['correct', Number(reward === 1)]]) })
