@@ -14,12 +14,13 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from nous_node.envs.errors import BrokenEnvironment, EnvError
-from nous_node.protocol.errors import RemoteError
+from nous_node.protocol.errors import LocalError, RemoteError
 
 from . import (
     adapter_chat,
     adapter_checkpoints,
     adapter_environments,
+    adapter_forward,
     adapter_games,
     adapter_messages,
     adapter_model,
@@ -58,6 +59,7 @@ OPS: Final[Ops] = {
     **adapter_chat.OPS,
     **adapter_games.OPS,
     **adapter_model.OPS,
+    **adapter_forward.OPS,
 }
 
 
@@ -104,6 +106,8 @@ def _answered(name: str, question: object) -> dict[str, Any]:
         return {"unsupported": True, "note": str(error)}
     except EnvError as error:
         return {"error": REFUSED, "note": str(error)}
+    except LocalError as error:  # a seed of 31 bytes, say: nothing that a peer could send
+        return _bad(str(error))
     except Exception as error:  # the kit has to hear of a bug, and of all other questions
         return {"error": FAILED, "note": f"{type(error).__name__}: {error}"}
 

@@ -22,6 +22,7 @@ import vectors_encoding
 import vectors_envelopes
 import vectors_environments
 import vectors_equivocations
+import vectors_forward
 import vectors_gossip
 import vectors_handouts
 import vectors_introductions
@@ -106,6 +107,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     ),
     "seeds": ("Small seeds and held-out seeds: chapter 13.", vectors_environments.seeds),
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
+    "forward": ("Logits of small models that come with their weights.", vectors_forward.models),
     "chat": ("Conversations in tokens, refused templates, answers: envs/chat.", vectors_chat.chat),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
     "atropos": (

@@ -76,6 +76,14 @@ FIELDS: dict[str, dict[str, Any]] = {
         "result": TEXTS,
     },
     "shards": {"key": HEX, "shards": INT, "shard": INT},
+    "forward": {
+        "config": OBJECT,
+        "weights": HEX,
+        "tokens": INTS,
+        "logits?": NUMBERS,
+        "tolerance?": NUMBER,
+        "code?": CODE,
+    },
     "gossip": {
         "known": OBJECTS,
         "quarantined": OBJECTS,
