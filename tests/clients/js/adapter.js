@@ -1,158 +1,150 @@
 // The adapter of chapter 14: questions as JSON lines on stdin, answers on stdout.
 import { readFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
-import * as checkpoints from './checkpoints.js'
+import { applyDelta, checkChain, checkChunk, chunksOf, entryOf, readSafetensors, widen } from './checkpoints.js'
 import { Real, Refused, decode, encode, must } from './msgpack.js'
 import * as policy from './policy.js'
 import * as structures from './structures.js'
 
-const { hex, read, sha256 } = structures, { sortDigits } = policy, MANY = 262144
-const bytes = (value) => typeof value === 'string' ? Buffer.from(value, 'hex')
+const { hex, read, sha256, write } = structures, { sortDigits, tokensOf } = policy
+const HEX = ['beacon', 'body', 'bytes', 'checkpoint', 'data', 'delta', 'entry', 'envelope', 'frame', 'hash', 'have', 'key',
+  'manifest', 'parent', 'planes', 'proof', 'reply', 'run', 'seed', 'signature']
+const bytesOf = (value) => typeof value === 'string' ? Buffer.from(value, 'hex')
   : Buffer.concat(value.map(([piece, count]) => Buffer.alloc(piece.length / 2 * count, piece, 'hex')))
-const manifestOf = (question) => read('run-manifest', bytes(question.manifest))
 const numbers = (list, absent) => list.map((value) => value ?? absent)
+const ofRun = ({ manifest }) => read('run-manifest', manifest)
 
 function tagged(value) {
   if (value === null || typeof value === 'boolean') return value
   if (typeof value === 'string') return { text: value }
   if (value instanceof Real) return { float: Object.is(value.value, -0) ? '-0.0' : String(value.value) }
-  if (value instanceof Uint8Array) return { bin: hex(value) }
+  if (value instanceof Uint8Array) return { bin: value }
   if (value instanceof Map) return { map: [...value].map(([key, item]) => [key, tagged(item)]) }
   return Array.isArray(value) ? { array: value.map(tagged) } : { int: String(value) }
 }
-const valueOf = (body) => tagged(decode(body, 1 << 27, MANY))
+const valueOf = (body) => tagged(decode(body, 1 << 27, 1 << 18)) // with the keys that no structure names
+
+function plain(key) { // `this[key]`, since a buffer says itself what it is in JSON
+  const value = this[key]
+  if (value instanceof Uint8Array) return hex(value)
+  return ArrayBuffer.isView(value) ? [...value] : typeof value === 'bigint' ? Number(value) : value
+}
 
 function checkFile(entry, data) {
   must(data.length === entry.size, 'size-mismatch')
   let at = 0
-  for (const { hash, length } of checkpoints.chunksOf(entry)) checkpoints.checkChunk(hash, data.subarray(at, at += length))
+  for (const { hash, length } of chunksOf(entry)) checkChunk(hash, data.subarray(at, at += length), length)
 }
 
-let ours // the default's version 0, of the package that this client is tested with
-function ownPolicy() {
-  const folder = new URL('../../../trainer/default/', import.meta.url), file = (name) => readFileSync(new URL(name, folder))
-  const weights = file('model.safetensors'), tensors = checkpoints.readSafetensors(weights)
-  const values = [...tensors.keys()].sort().map((name) => checkpoints.widen(tensors.get(name)))
-  return { policy: policy.loadPolicy(weights, JSON.parse(file('config.json'))), weights: hex(sha256(...values.map((one) => new Uint8Array(one.buffer)))) }
+let own // the default of the release that this client lies in
+function defaultPolicy() {
+  const file = (name) => readFileSync(new URL(`../../../trainer/default/${name}`, import.meta.url))
+  const weights = file('model.safetensors'), tensors = readSafetensors(weights)
+  const values = [...tensors.keys()].sort().map((name) => new Uint8Array(widen(tensors.get(name), tensors.get(name).shape).buffer))
+  return { start: policy.loadPolicy(weights, JSON.parse(file('config.json'))).start, weights: sha256(...values) }
 }
 
 const OPS = {
   client: () => ({ name: 'nous-volunteer-js', version: '0.1.0' }),
-  encoding(q) {
-    const value = decode(bytes(q.bytes), q.limit ?? undefined)
-    return { value: tagged(value), bytes: hex(encode(value)) }
+  encoding({ bytes, limit }) {
+    const value = decode(bytes, limit ?? undefined)
+    return { value: tagged(value), bytes: encode(value) }
   },
-  identities(q) {
-    const key = structures.keyOf(structures.secretOf(bytes(q.seed)))
-    return { key: hex(key), peer_id: structures.peerIdOf(key) }
+  identities({ seed }) {
+    const key = structures.keyOf(structures.secretOf(seed))
+    return { key, peer_id: structures.peerIdOf(key) }
   },
-  signatures: (q) => structures.verify(bytes(q.key), bytes(q.message), bytes(q.signature)),
-  envelopes(q) {
-    const { value, signed, sig, id, content } = structures.openEnvelope(bytes(q.envelope), { now: q.now ?? undefined })
+  signatures: ({ key, message, signature }) => structures.verify(key, bytesOf(message), signature),
+  envelopes({ envelope, now }) {
+    const { value, content, signed, ...opened } = structures.openEnvelope(envelope, { now: now ?? undefined })
     const preimage = Buffer.concat([Buffer.from('nous/envelope/1\0'), signed])
-    return { head: tagged(value), signed: hex(signed), preimage: hex(preimage), sig: hex(sig), id: hex(id), content_sha256: hex(sha256(content)) }
+    return { ...opened, head: tagged(value), signed, preimage, content_sha256: sha256(content) }
   },
-  streams(q) {
-    const frame = bytes(q.frame)
-    structures.unframe(q.message, frame)
-    const value = decode(frame.subarray(4)), body = encode(value)
-    return { value: tagged(value), frame: hex(Buffer.concat([frame.subarray(0, 4), body])) }
+  streams({ message, frame }) {
+    structures.unframe(message, frame)
+    const head = frame.subarray(0, 4), value = decode(frame.subarray(4, 4 + head.readUInt32BE()), 1 << 26)
+    return { value: tagged(value), frame: Buffer.concat([head, encode(value)]) }
   },
-  bitmaps(q) {
-    const held = structures.readBitmap(bytes(q.have), q.chunks)
-    return { held, have: hex(structures.writeBitmap(held, q.chunks)) }
+  bitmaps({ have, chunks }) {
+    const held = structures.readBitmap(have, chunks)
+    return { held, have: structures.writeBitmap(held, chunks) }
   },
-  blobs(q) {
-    const hash = bytes(q.hash), data = structures.openBlob(hash, bytes(q.reply))
-    return { request: hex(structures.frame('blob-request', { hash })), data: hex(data) }
+  blobs: ({ hash, reply }) => ({
+    request: structures.frame('blob-request', { hash }), data: structures.openBlob(hash, reply) }),
+  shards: ({ key, shards }) => ({ shard: structures.shardOf(key, shards) }),
+  runs({ envelope, run }) {
+    const { content } = structures.openRun(envelope, run), { rollouts, checkpoints, receipts } = structures.topics(run)
+    return { manifest: content, value: valueOf(content), topics: { 'rollouts/0': rollouts(0), checkpoints, receipts } }
   },
-  shards: (q) => ({ shard: structures.shardOf(bytes(q.key), q.shards) }),
-  runs(q) {
-    const { content, run } = structures.openRun(bytes(q.envelope), bytes(q.run)), of = structures.topics(run)
-    const topics = { 'rollouts/0': of.rollouts(0), checkpoints: of.checkpoints, receipts: of.receipts }
-    return { manifest: hex(content), value: valueOf(content), topics }
+  invites: ({ text }) => structures.readInvite(text),
+  tasks({ run, checkpoint, beacon, key, counter, weights, samples }) {
+    const seed = policy.taskSeed(run, checkpoint, beacon, key, counter), drawn = policy.assign(seed, weights, samples)
+    return { ...drawn, seed, task_seed: drawn.taskSeed, sampler_keys: drawn.samplerKeys }
   },
-  invites(q) {
-    const { run, addresses } = structures.readInvite(q.text)
-    return { run: hex(run), addresses }
-  },
-  tasks(q) {
-    const seed = policy.taskSeed(...['run', 'checkpoint', 'beacon', 'key'].map((name) => bytes(q[name])), q.counter)
-    const { stream, environment, taskSeed, samplerKeys } = policy.assign(seed, q.weights, q.samples)
-    return { seed: hex(seed), stream: hex(stream), environment, task_seed: hex(taskSeed), sampler_keys: samplerKeys.map(hex) }
-  },
-  uniforms(q) {
-    const [key, ...range] = [bytes(q.key), q.start, q.count]
-    return { keystream: hex(policy.keystream(key, ...range)), uniforms: [...policy.uniforms(key, ...range)] }
-  },
+  uniforms: ({ key, start, count }) => ({
+    keystream: policy.keystream(key, start, count), uniforms: policy.uniforms(key, start, count) }),
   choices: (q) => policy.choose(numbers(q.logits, -Infinity), q.temperature, q.uniform),
   distances: (q) => policy.distance(numbers(q.logits, -Infinity), q.temperature, q.uniform, q.token),
-  arrays(q) {
-    const values = structures.unplanes(bytes(q.planes), q.form)
-    return { values: [...values], planes: hex(structures.planes(values, q.form)) }
+  arrays({ planes, form }) {
+    const values = structures.unplanes(planes, form)
+    return { values, planes: structures.planes(values, form) }
   },
-  rollouts(q) {
-    structures.readGroup(bytes(q.body), manifestOf(q))
-    return { value: valueOf(bytes(q.body)) }
-  },
-  references(q) {
-    structures.readReference(bytes(q.body), manifestOf(q))
-    return { value: valueOf(bytes(q.body)) }
-  },
+  rollouts: (q) => structures.readGroup(q.body, ofRun(q)) && { value: valueOf(q.body) },
+  references: (q) => structures.readReference(q.body, ofRun(q)) && { value: valueOf(q.body) },
   'references-fetched'(q) {
-    const reference = structures.readReference(bytes(q.body), manifestOf(q))
-    return { value: valueOf(bytes(q.body)), group: hex(structures.openReferenced(reference, bytes(q.frame)).content) }
+    const { content } = structures.openReferenced(structures.readReference(q.body, ofRun(q)), q.frame)
+    return { value: valueOf(q.body), group: content }
   },
   limits: (q) => ({ at: policy.limitAt(q, q.tokens, q.reference) }),
   verification(q) {
     const part = (one) => Object.fromEntries(Object.entries(one).map(([name, list]) => [name, numbers(list, NaN)]))
-    return policy.verify(manifestOf(q).thresholds, q.trajectories.map(part))
+    return policy.verify(ofRun(q).thresholds, q.trajectories.map(part))
   },
   checkpoints(q) {
-    const { content, hash, manifest } = structures.openCheckpoint(bytes(q.envelope), bytes(q.run), manifestOf(q))
-    if (q.contents) manifest.files.forEach((entry, i) => checkFile(entry, bytes(q.contents[i])))
-    return { manifest: hex(content), value: valueOf(content), hash: hex(hash), files_hash: hex(structures.filesHash(manifest.files)),
-      weights_hash: hex(structures.weightsHash(manifest.tensors)) }
+    const { content, hash, manifest } = structures.openCheckpoint(q.envelope, q.run, ofRun(q)), { files, tensors } = manifest
+    q.contents?.forEach((data, i) => checkFile(files[i], bytesOf(data)))
+    return { manifest: content, value: valueOf(content), hash, files_hash: structures.filesHash(files),
+      weights_hash: structures.weightsHash(tensors) }
   },
-  chunks: (q) => ({ data: hex(checkpoints.checkChunk(bytes(q.hash), bytes(q.data))) }),
-  trees(q) {
-    const entry = read('file-entry', bytes(q.entry), 1 << 27), data = bytes(q.data)
-    checkFile(entry, data)
-    return { entry: hex(structures.write('file-entry', checkpoints.entryOf(entry.path, data, entry.chunk))) }
+  chunks: ({ data, hash }) => ({ data: checkChunk(hash, data) }),
+  trees({ entry, data }) {
+    const file = read('file-entry', entry)
+    checkFile(file, data)
+    return { entry: write('file-entry', entryOf(file.path, data, file.chunk)) }
   },
-  chains: (q) => checkpoints.checkChain(read('checkpoint-manifest', bytes(q.manifest)), q.chain.map(bytes)) && {},
-  equivocations(q) {
-    const { key, version } = structures.openEquivocation(bytes(q.proof), bytes(q.run), manifestOf(q))
-    return { key: hex(key), version: Number(version) }
+  chains: ({ manifest, chain }) => ({ chain: checkChain(read('checkpoint-manifest', manifest), chain.map(bytesOf)).length }),
+  equivocations: (q) => structures.openEquivocation(q.proof, q.run, ofRun(q)),
+  deltas({ parent, delta, tensors }) {
+    const hashes = new Map(Object.entries(tensors).map(([name, hash]) => [name, bytesOf(hash)])), contents = []
+    return { result: applyDelta(parent, delta, hashes, contents), contents }
   },
-  deltas(q) {
-    const contents = [], hashes = new Map(Object.entries(q.tensors).map(([name, hash]) => [name, bytes(hash)]))
-    return { result: hex(checkpoints.applyDelta(bytes(q.parent), bytes(q.delta), hashes, contents)), contents: contents.map(hex) }
+  receipts: (q) => ({ body: structures.openReceipts(q.envelope, q.run, ofRun(q)).content }),
+  hellos: ({ body }) => read('hello', body) && { body: encode(decode(body)) },
+  seeds: ({ seed }) => ({ small: seed.readUInt32LE() >>> 1 }),
+  'sort-digits'({ seed, length, level }) {
+    const { prompt, solution } = sortDigits.task(seed, length, level)
+    return { prompt, tokens: tokensOf(prompt), solution }
   },
-  receipts: (q) => ({ body: hex(structures.openReceipts(bytes(q.envelope), bytes(q.run), manifestOf(q)).content) }),
-  hellos: (q) => ({ body: hex(encode((read('hello', bytes(q.body)), decode(bytes(q.body))))) }),
-  seeds: (q) => ({ small: bytes(q.seed).readUInt32LE() >>> 1 }),
-  'sort-digits'(q) {
-    const { prompt, solution } = sortDigits.task(bytes(q.seed), q.length, q.level)
-    return { prompt, tokens: policy.tokensOf(prompt), solution }
-  },
-  'sort-digits-score': (q) => ({ reward: sortDigits.score(sortDigits.task(bytes(q.seed), q.length, q.level).solution, q.answer, q.ended) }),
-  'sort-digits-text': (q) => ({ text: policy.textOf(q.tokens) }),
-  'nous-default'(q) {
-    const { weights, policy: own } = ours ??= ownPolicy(), tokens = policy.tokensOf(q.text)
-    return { weights, tokens, logits: [...own.start().feed(tokens)] }
+  'sort-digits-score': ({ seed, length, level, answer, ended }) => ({
+    reward: sortDigits.score(sortDigits.task(seed, length, level).solution, answer, ended) }),
+  'sort-digits-text': ({ tokens }) => ({ text: policy.textOf(tokens) }),
+  forward: ({ config, weights, tokens }) => ({
+    logits: policy.loadPolicy(bytesOf(weights), config).start().feed(tokens) }),
+  'nous-default'({ text }) {
+    const { start, weights } = own ??= defaultPolicy()
+    return { weights, tokens: tokensOf(text), logits: start().feed(tokensOf(text)) }
   },
 }
 
 function answer(line) {
   try {
     const question = JSON.parse(line)
+    for (const name of HEX) if (name in question) question[name] = bytesOf(question[name])
     return Object.hasOwn(OPS, question.op) ? { ok: OPS[question.op](question) ?? {} } : { unsupported: true }
-  } catch (error) {
-    const { code, measured, threshold } = error instanceof Refused ? error : { code: 'question' }
-    if (code === 'question') console.error(error)
-    return { error: code, measured, threshold }
+  } catch (error) { // another error is a question that is none, or a fault of this client: no answer that passes
+    return error instanceof Refused ? { error: error.code, ...error } : { fault: String(error) }
   }
 }
 
-for await (const line of createInterface({ input: process.stdin })) process.stdout.write(JSON.stringify(answer(line)) + '\n')
+for await (const line of createInterface({ input: process.stdin }))
+  process.stdout.write(`${JSON.stringify(answer(line), plain)}\n`)

@@ -8,7 +8,8 @@ const EXPONENTS = { BF16: [7, 0xff], F16: [10, 0x1f], F32: [23, 0xff] } // lowes
 const SEGMENT = 1 << 20, MAX_HEADER = 16_000_000, MAX_BRACKETS = 196_610, MAGIC = Buffer.from('nous/delta/1\0')
 const view = (bytes) => Buffer.from(bytes.buffer, bytes.byteOffset, bytes.length)
 
-export function checkChunk(hash, data) {
+export function checkChunk(hash, data, length = data.length) {
+  must(data.length === length, 'size-mismatch')
   must(same(sha256(data), hash), 'hash-mismatch')
   return data
 }
@@ -22,16 +23,15 @@ export function chunksOf({ size, chunk, chunks }) {
 
 /** The entry of a file with this content. */
 export function entryOf(path, data, chunk) {
-  const hash = (_, i) => sha256(data.subarray(i * chunk, (i + 1) * chunk))
-  return { path, size: data.length, chunk, chunks: Buffer.concat(Array.from({ length: Math.ceil(data.length / chunk) }, hash)) }
+  const hashes = Array.from({ length: Math.ceil(data.length / chunk) }, (_, i) => sha256(data.subarray(i * chunk, (i + 1) * chunk)))
+  return { path, size: data.length, chunk, chunks: Buffer.concat(hashes) }
 }
 
 /** The manifests of a delta's chain, from what was fetched for their hashes (CKP-14). */
 export function checkChain({ version, chain = [] }, fetched) {
-  must(fetched.length === chain.length, 'hash-mismatch')
   return chain.map((hash, i) => {
-    const element = read('checkpoint-manifest', checkChunk(hash, fetched[i])), before = element.chain ?? []
-    must(BigInt(element.version) === BigInt(version) - BigInt(chain.length - i) && (element.kind === 'full') === (i === 0))
+    const element = read('checkpoint-manifest', checkChunk(hash, fetched[i])), { kind, chain: before = [] } = element
+    must(BigInt(element.version) === BigInt(version) - BigInt(chain.length - i) && (kind === 'full') === (i === 0))
     must(before.length === i && before.every((one, j) => same(one, chain[j])))
     return element
   })
@@ -75,7 +75,7 @@ export function readSafetensors(bytes) {
   const tensors = readHeader(header).map(([name, { dtype, shape, data_offsets: [begin, end] }]) => {
     must(Object.hasOwn(WIDTHS, dtype), 'unknown-dtype')
     const size = shape.includes(0) ? 0 : shape.reduce((a, b) => a * b, WIDTHS[dtype])
-    return [name, { dtype, width: WIDTHS[dtype], begin, end, size }]
+    return [name, { dtype, shape, width: WIDTHS[dtype], begin, end, size }]
   }).sort(([, a], [, b]) => a.begin - b.begin || a.end - b.end)
   let at = 0
   for (const [, tensor] of tensors) {
@@ -87,12 +87,12 @@ export function readSafetensors(bytes) {
   return new Map(tensors)
 }
 
-/** The values of a tensor in float 32; `length` is how many it has to have. */
-export function widen(tensor, length = tensor?.size / tensor?.width) {
-  must(['F32', 'BF16'].includes(tensor?.dtype) && tensor.size === length * tensor.width)
-  const { data, width } = tensor
+/** The values of a tensor in float 32; it has to be there and have this shape. */
+export function widen(tensor, shape) {
+  must(['F32', 'BF16'].includes(tensor?.dtype) && String(tensor.shape) === String(shape))
+  const { data, width, size } = tensor
   const bits = (_, i) => width === 4 ? data.readUInt32LE(4 * i) : data.readUInt16LE(2 * i) << 16
-  return new Float32Array(Uint32Array.from({ length }, bits).buffer)
+  return new Float32Array(Uint32Array.from({ length: size / width }, bits).buffer)
 }
 
 // What the content of a `gap` makes of the elements in `target`.

@@ -3,16 +3,17 @@ import { createCipheriv, createHash } from 'node:crypto'
 import { must } from './msgpack.js'
 import { readSafetensors, widen } from './checkpoints.js'
 
-const sha = (name, parts, options) => parts.reduce((hash, part) => hash.update(part), createHash(name, options)).digest()
+const digest = (name, parts, outputLength) =>
+  parts.reduce((hash, part) => hash.update(part), createHash(name, { outputLength })).digest()
 
 export function taskSeed(run, checkpoint, beacon, key, counter) {
   const number = new Uint8Array(BigUint64Array.of(BigInt(counter)).buffer)
-  return sha('sha256', ['nous/task/1\0', run, checkpoint, beacon, key, number])
+  return digest('sha256', ['nous/task/1\0', run, checkpoint, beacon, key, number], 32)
 }
 
 /** What a task's seed draws: the number of the environment, its seed, and the sampler keys of the trajectories. */
 export function assign(seed, weights, samples) {
-  const stream = sha('shake256', ['nous/draw/1\0', seed], { outputLength: 72 + 32 * samples })
+  const stream = digest('shake256', ['nous/draw/1\0', seed], 72 + 32 * samples)
   let ticket = stream.readBigUInt64LE() * BigInt(weights.reduce((a, b) => a + b, 0)) >> 64n
   const environment = weights.findIndex((weight) => (ticket -= BigInt(weight)) < 0n)
   const samplerKeys = Array.from({ length: samples }, (_, i) => stream.subarray(40 + 32 * i, 72 + 32 * i))
@@ -82,7 +83,7 @@ export const textOf = (tokens) => utf8.decode(Buffer.concat(tokens.map((id) => B
 
 export const sortDigits = {
   task(seed, length, level) {
-    const stream = sha('shake256', ['nous/sort-digits/1\0', seed], { outputLength: 80 })
+    const stream = digest('shake256', ['nous/sort-digits/1\0', seed], 80)
     const n = length + Math.floor(stream[0] * (Math.min(Number(level), 8) + 1) / 256)
     const digits = [...stream.subarray(1, 1 + n)].map((byte) => Math.floor(byte * 10 / 256))
     return { prompt: `sort ${digits.join('')}=`, solution: digits.sort().join('') }
@@ -106,10 +107,9 @@ function times(y, w, x, keep = 0) {
 }
 
 function normed(y, x, w, eps) {
-  let squares = 0
-  for (let i = 0; i < x.length; i++) squares += x[i] * x[i]
-  const root = Math.sqrt(squares / x.length + eps)
+  const root = Math.sqrt(x.reduce((sum, value) => sum + value * value, 0) / x.length + eps)
   for (let i = 0; i < x.length; i++) y[i] = w[i] * x[i] / root
+  return y
 }
 
 // The first half of each head against its second; `turns` holds the cosines, then the sines.
@@ -123,78 +123,70 @@ function rotated(x, turns) {
   }
 }
 
-/** The keys and values of the tokens fed so far. Its copies go on by themselves: samples share their prompt. */
-class State {
-  constructor(policy, length = 0, cache = new Float32Array(32 * policy.stride)) {
-    Object.assign(this, { policy, length, cache })
-  }
-  copy() { return new State(this.policy, this.length, this.cache.slice()) }
-  /** Logits behind the last of `tokens`; the array is the policy's, and its next call writes to it again. */
-  feed(tokens) {
-    const { h, x, norm, eps, logits, embed } = this.policy
-    for (const token of tokens) this.step(token, this.length++)
-    normed(x, h, norm, eps)
-    return times(logits, embed, x)
-  }
-  step(token, p) {
-    const { stride, width, layers, embed, eps, turn, h, x, q, o, gate, up } = this.policy
-    if (this.cache.length < (p + 1) * stride) {
-      const before = this.cache
-      this.cache = new Float32Array(2 * before.length)
-      this.cache.set(before)
-    }
-    const turns = turn(p)
-    h.set(embed.subarray(token * h.length, (token + 1) * h.length))
-    for (let l = 0, at = p * stride; l < layers.length; l++, at += 2 * width) {
-      const layer = layers[l]
-      normed(x, h, layer.input_layernorm, eps)
-      rotated(times(q, layer.q_proj, x), turns)
-      rotated(times(this.cache.subarray(at, at + width), layer.k_proj, x), turns)
-      times(this.cache.subarray(at + width, at + 2 * width), layer.v_proj, x)
-      this.attend(2 * l * width, p)
-      times(h, layer.o_proj, o, 1)
-      normed(x, h, layer.post_attention_layernorm, eps)
-      times(gate, layer.gate_proj, x)
-      times(up, layer.up_proj, x)
-      for (let i = 0; i < up.length; i++) up[i] *= gate[i] / (1 + Math.exp(-gate[i]))
-      times(h, layer.down_proj, up, 1)
-    }
-  }
-  attend(keys, p) {
-    const { heads, dim, shared, width, stride, q, o, scores } = this.policy, cache = this.cache
+/** The policy of a `model.safetensors` and the object of its `config.json` (nous-default, MDL-2). */
+export function loadPolicy(bytes, config) {
+  const { hidden_size: H, intermediate_size: I, num_attention_heads: A, num_key_value_heads: G = A, head_dim: D = H / A,
+    num_hidden_layers: N, vocab_size: V, max_position_embeddings: context, rope_parameters: rope } = config
+  must(config.model_type === 'llama' && config.hidden_act === 'silu' && rope?.rope_type === 'default')
+  must(config.tie_word_embeddings && !config.attention_bias && !config.mlp_bias && (H | I | A * D) % 4 === 0) // `times`
+  const file = readSafetensors(bytes), tensor = (name, ...shape) => widen(file.get(`model.${name}.weight`), shape)
+  const layers = Array.from({ length: N }, (_, l) => {
+    const of = (name, ...shape) => tensor(`layers.${l}.${name}`, ...shape)
+    return { before: of('input_layernorm', H), after: of('post_attention_layernorm', H), q: of('self_attn.q_proj', A * D, H),
+      k: of('self_attn.k_proj', G * D, H), v: of('self_attn.v_proj', G * D, H), o: of('self_attn.o_proj', H, A * D),
+      gate: of('mlp.gate_proj', I, H), up: of('mlp.up_proj', I, H), down: of('mlp.down_proj', H, I) }
+  })
+  const embed = tensor('embed_tokens', V, H), norm = tensor('norm', H), row = G * D, stride = 2 * N * row
+  const rates = Array.from({ length: D / 2 }, (_, i) => Math.fround(rope.rope_theta ** (-2 * i / D)))
+  const turns = Array.from({ length: context }, (_, p) =>
+    Float32Array.from([Math.cos, Math.sin].flatMap((f) => rates.map((rate) => f(Math.fround(p * rate))))))
+  const [h, x, q, o, gate, up, logits] = [H, H, A * D, A * D, I, I, V].map((size) => new Float32Array(size))
+  const scores = new Float64Array(context)
+
+  function attend(cache, keys, p) { // `cache` holds for each position, layer by layer, a row of keys and one of values
     o.fill(0)
-    for (let head = 0; head < heads; head++) {
-      const own = head * dim, from = keys + Math.floor(head / shared) * dim
+    for (let head = 0; head < A; head++) {
+      const own = head * D, from = keys + Math.floor(head * G / A) * D
       let most = -Infinity, total = 0
       for (let j = 0, at = from; j <= p; j++, at += stride) {
         let dot = 0
-        for (let i = 0; i < dim; i++) dot += q[own + i] * cache[at + i]
-        most = Math.max(most, scores[j] = dot / Math.sqrt(dim))
+        for (let i = 0; i < D; i++) dot += q[own + i] * cache[at + i]
+        most = Math.max(most, scores[j] = dot / Math.sqrt(D))
       }
       for (let j = 0; j <= p; j++) total += scores[j] = Math.exp(scores[j] - most)
-      for (let j = 0, at = from + width; j <= p; j++, at += stride) {
-        for (let i = 0; i < dim; i++) o[own + i] += scores[j] / total * cache[at + i]
+      for (let j = 0, at = from + row; j <= p; j++, at += stride) {
+        for (let i = 0; i < D; i++) o[own + i] += scores[j] / total * cache[at + i]
       }
     }
+    return o
   }
-}
 
-/** A policy of the bytes of a `model.safetensors` and the object of a `config.json`. */
-export function loadPolicy(bytes, config) {
-  const file = readSafetensors(bytes), room = (n) => new Float32Array(n)
-  const { hidden_size: H, intermediate_size: I, num_attention_heads: heads, vocab_size: V } = config
-  const dim = config.head_dim, width = config.num_key_value_heads * dim, all = heads * dim
-  const tensor = (name, length) => widen(file.get(`model.${name}.weight`), length)
-  const sizes = { input_layernorm: H, 'self_attn.q_proj': all * H, 'self_attn.k_proj': width * H, 'self_attn.v_proj': width * H,
-    'self_attn.o_proj': H * all, post_attention_layernorm: H, 'mlp.gate_proj': I * H, 'mlp.up_proj': I * H, 'mlp.down_proj': H * I }
-  const layer = (_, l) => Object.fromEntries(Object.entries(sizes).map(([name, size]) =>
-    [name.split('.').at(-1), tensor(`layers.${l}.${name}`, size)]))
-  const rates = Array.from({ length: dim / 2 }, (_, i) => Math.fround(config.rope_parameters.rope_theta ** (-2 * i / dim)))
-  const turns = Array.from({ length: config.max_position_embeddings }, (_, p) =>
-    Float32Array.from([Math.cos, Math.sin].flatMap((part) => rates.map((rate) => part(Math.fround(p * rate))))))
-  const policy = { heads, dim, width, shared: heads * dim / width, stride: 2 * width * config.num_hidden_layers, turn: (p) => turns[p],
-    eps: config.rms_norm_eps, embed: tensor('embed_tokens', V * H), norm: tensor('norm', H), logits: room(V), h: room(H), x: room(H),
-    layers: Array.from({ length: config.num_hidden_layers }, layer), q: room(all), o: room(all), gate: room(I), up: room(I),
-    scores: new Float64Array(config.max_position_embeddings) }
-  return { ...policy, start: () => new State(policy) }
+  function step(cache, token, p) {
+    h.set(embed.subarray(token * H, (token + 1) * H))
+    layers.forEach((layer, l) => {
+      const keys = 2 * l * row, at = p * stride + keys
+      normed(x, h, layer.before, config.rms_norm_eps)
+      rotated(times(q, layer.q, x), turns[p])
+      rotated(times(cache.subarray(at, at + row), layer.k, x), turns[p])
+      times(cache.subarray(at + row, at + 2 * row), layer.v, x)
+      times(h, layer.o, attend(cache, keys, p), 1)
+      normed(x, h, layer.after, config.rms_norm_eps)
+      times(gate, layer.gate, x)
+      times(up, layer.up, x)
+      for (let i = 0; i < I; i++) up[i] *= gate[i] / (1 + Math.exp(-gate[i]))
+      times(h, layer.down, up, 1)
+    })
+  }
+
+  // Copies of a state go on by themselves: a group's samples share the work of their prompt.
+  const state = (length, cache) => ({
+    copy: () => state(length, cache.slice()),
+    /** Logits behind the last of `tokens`, in an array that the next call writes to again. */
+    feed(tokens) {
+      must(length + tokens.length <= context, 'too-long')
+      for (const token of tokens) step(cache, token, length++)
+      return times(logits, embed, normed(x, h, norm, config.rms_norm_eps))
+    },
+  })
+  return { start: () => state(0, new Float32Array(context * stride)) }
 }
