@@ -14,7 +14,7 @@ Noise and Yamux over TCP, GossipSub with StrictSign. What py-libp2p 0.8.1 gets w
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -251,6 +251,10 @@ class Network:
         """
         service = Service(protocol, handler, max_request, max_response, per_peer, total, deadline, turns)
         self._host.set_stream_handler(protocol, Server(service, self.stats).handle)
+
+    def take_streams(self, protocol: str, handle: Callable[[Any], Awaitable[None]]) -> None:
+        """Hand over each stream of a protocol as it comes: for a peer that is to break the rules."""
+        self._host.set_stream_handler(protocol, handle)
 
     async def request(
         self,
