@@ -100,7 +100,7 @@ def _model(comment: str, config: dict[str, Any], dtype: str, tokens: list[int]) 
 
 
 def _refused() -> list[dict[str, Any]]:
-    least = {**SMALL, "num_hidden_layers": 1, "vocab_size": 2}
+    least = {**SMALL, "num_hidden_layers": 1, "vocab_size": 4}
     given = tensors(least)
     name = "model.layers.0.mlp.up_proj.weight"
     dtype, (rows, columns), data = given[name]
