@@ -6,17 +6,21 @@ next; one that cannot be asked leaves the rest untested.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from nous_node.protocol.errors import LocalError
 
-from .conformance_cases import MODEL_OPS, Case, load_cases
-from .conformance_client import Client, GivenUp
+from .conformance_cases import MODEL_OPS, Case, Json, load_cases
+from .conformance_client import Client, GivenUp, read_answer
 from .conformance_compare import Kind, judge, kind_of
+from .conformance_fuzz import Mutations, encoded, fuzz_rows, inputs_of, supported
 from .conformance_output import Output
 from .conformance_process import Fault
 from .conformance_table import Outcome, Row, Sheet
@@ -50,12 +54,54 @@ def run_adapter(choice: Choice, json: str | None, junit: Path | None) -> int:
     """The exit code. Raises LocalError where the choice cannot be made."""
     cases = chosen(load_cases(choice.vectors), choice.only)
     with Output(json, junit) as output, Client(choice.command) as client:
-        output.expect(len(cases) + 3)
+        if choice.fuzz is None and choice.fuzz_case is None:
+            output.expect(len(cases) + 3)
+            tested = rows_of(client, cases, choice.seconds)
+        else:
+            tested = fuzzed_rows(client, cases, choice, output)
         rows = []
-        for row in rows_of(client, cases, choice.seconds):
+        for row in tested:
             output.tell(row)
             rows.append(row)
-        return output.finish(Sheet(client.name or choice.command[0], KIND, tuple(rows)))
+        return output.finish(Sheet(client.name or " ".join(choice.command), KIND, tuple(rows)))
+
+
+def fuzzed_rows(client: Client, cases: Sequence[Case], choice: Choice, output: Output) -> Iterator[Row]:
+    """The client's answers to mutations compared with those of `--against`, else of this node."""
+    other = None if choice.against is None else Client(shlex.split(choice.against))
+    with other or nullcontext():
+        for one in (client, other) if other is not None else (client,):
+            started = _start_row(one)
+            yield started
+            if started.outcome is Outcome.FAIL:
+                return
+        yield from _compared(client, other, cases, choice, output)
+    yield _end_row(client)
+    yield _step_row(client)
+
+
+def _compared(
+    client: Client, other: Client | None, cases: Sequence[Case], choice: Choice, output: Output
+) -> Iterator[Row]:
+    seconds = choice.seconds or SECONDS
+    theirs = partial(client.ask_all, seconds=seconds)
+    ours = answers if other is None else partial(other.ask_all, seconds=seconds)
+    mutations = Mutations(supported(inputs_of(cases), (ours, theirs)), choice.seed)
+    if not mutations.inputs:
+        raise LocalError("There is nothing to mutate: the client has none of the parts that read bytes.")
+    numbers = range(choice.fuzz or 0)
+    if choice.fuzz_case is not None:
+        numbers = range(choice.fuzz_case, choice.fuzz_case + 1)
+        output.say(encoded(mutations.make(choice.fuzz_case)[1]).decode().strip())
+    output.expect(len(numbers))
+    yield from fuzz_rows(mutations, numbers, ours, theirs, output.step)
+
+
+def answers(questions: Sequence[bytes]) -> list[Json | Fault]:
+    """This node's own, in this process."""
+    from .adapter import answered
+
+    return [read_answer(msgspec.json.encode(answered(question))) for question in questions]
 
 
 def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
@@ -79,23 +125,29 @@ def _names(case: Case) -> set[str]:
 
 def rows_of(client: Client, cases: Sequence[Case], seconds: float | None = None) -> Iterator[Row]:
     """A row a case, and three about the client itself."""
-    try:
-        client.start()
-    except Fault as fault:
-        yield Row(START, (), Outcome.FAIL, f"The client {fault}.")
+    started = _start_row(client)
+    yield started
+    if started.outcome is Outcome.FAIL:
         for case in cases:
             yield Row(case.name, case.requires, Outcome.UNTESTED, "The client could not be asked.")
         return
-    yield Row(START, (), Outcome.PASS)
     for case in cases:
         yield _row(client, case, seconds or (MODEL_SECONDS if case.op.name in MODEL_OPS else SECONDS))
     yield _end_row(client)
     yield _step_row(client)
 
 
+def _start_row(client: Client) -> Row:
+    try:
+        client.start()
+    except Fault as fault:
+        return Row(START, (), Outcome.FAIL, f"The client {fault}.")
+    return Row(START, (), Outcome.PASS)
+
+
 def _row(client: Client, case: Case, seconds: float) -> Row:
     """Asked again where the answer turns out to belong to another question."""
-    question = msgspec.json.encode(case.question()) + b"\n"
+    question = encoded(case.question())
     while True:
         outcome, note = _outcome(client, case, question, seconds)
         if outcome is not Outcome.FAIL or client.check_step(seconds):

@@ -76,23 +76,20 @@ class Output:
 
     def tell(self, row: Row) -> None:
         """A check was made."""
-        self._told += 1
-        self._failures += row.outcome is Outcome.FAIL
         if self._lines:
             print(json.dumps(row_fields(row)), flush=True)
-        elif self._live:
-            self._progress.update(self._task, advance=1, description=self._failed())
-        else:
-            self._plain(row)
-
-    def _failed(self) -> str:
-        return f"{self._failures:,} failed" if self._failures else ""
-
-    def _plain(self, row: Row) -> None:
-        if row.outcome is Outcome.FAIL:
+        elif row.outcome is Outcome.FAIL:
             check, note = printable(row.check, MAX_NAME), printable(row.note, MAX_NOTE)
-            print(f"fail: {check}: {note}", flush=True)
-        if time.monotonic() >= self._due:
+            self._console.print(Text(f"fail: {check}: {note}"), soft_wrap=True)
+        self._failures += row.outcome is Outcome.FAIL
+        self.step(1)
+
+    def step(self, number: int) -> None:
+        """So many more are done."""
+        self._told += number
+        failed = f"{self._failures:,} failed" if self._failures else ""
+        self._progress.update(self._task, advance=number, description=failed)
+        if not self._live and not self._lines and time.monotonic() >= self._due:
             self._due = time.monotonic() + PLAIN_S
             of = "" if self._total is None else f" of {self._total:,}"
             print(f"{self._told:,}{of} checks, {self._failures:,} failed", flush=True)
