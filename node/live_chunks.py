@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
@@ -39,6 +39,10 @@ ANSWER_S = 20.0
 SLACK_S = 5.0
 SAMPLES = 4
 """Chunks that a client has to prove that it holds: the first, the last, and some between."""
+SHARED_S = 10.0
+"""For a client that begins to fetch what it heard of."""
+SHARED_AGAIN_S = 1.0
+"""Each checkpoint may be asked about four times a second. [STR-4]"""
 HAVES_AT_ONCE = 8
 HAVES_ASKED = 12
 HAVE_BUSY = 2
@@ -90,8 +94,8 @@ async def _(target: Target) -> str:
 async def _(target: Target) -> str:
     """One stream after the other, then as many at once as one peer may have."""
     _, places = await held(target)
+    first = places[0]
     async with target.peer() as peer:
-        first = places[0]
         for _ in range(SAMPLES):
             await _right(peer, first)
         async with trio.open_nursery() as nursery:
@@ -122,20 +126,36 @@ def chunks_of(manifest: CheckpointManifest) -> list[tuple[bytes, int]]:
 
 
 async def held(target: Target) -> tuple[dict[bytes, int], list[bytes]]:
-    """Lengths of the chunks of the newest checkpoint, and those that the client says to have; all of them
-    where it has no bitmaps. Raises Untested where it has none."""
-    if target.head is None:
-        raise Untested("It told no checkpoint.")
-    digest, manifest = target.head
-    chunks = chunks_of(manifest)
+    """Lengths of the chunks of a checkpoint, and those that the client says to have; all of them where it has
+    no bitmaps. Raises Untested where it has none."""
     if await _without_have(target):
+        await target.refresh()
+        if target.head is None:
+            raise Untested("It told no checkpoint.")
+        chunks = chunks_of(target.head[1])
         return dict(chunks), [one for one, _ in chunks]
-    reply = await have(target.listener, HaveRequest(target.run, digest))
-    bits = read_bitmap(reply.have, len(chunks)) if reply.have is not None else 0
+    async with target.peer() as peer:
+        digest, manifest = await shared(target, peer, lambda reply: any(reply.have or b""))
+        chunks = chunks_of(manifest)
+        bits = read_bitmap((await have(peer, HaveRequest(target.run, digest))).have or b"", len(chunks))
     places = [one for number, (one, _) in enumerate(chunks) if bits >> number & 1]
-    if not places:
-        raise Untested("It says that it has no chunk of the newest checkpoint.")
     return dict(chunks), places
+
+
+async def shared(
+    target: Target, peer: KitPeer, wanted: Callable[[HaveReply], bool] = lambda reply: True
+) -> tuple[bytes, CheckpointManifest]:
+    """A checkpoint that the client holds or fetches, by its own word: mostly the newest. It may have heard of
+    that a moment ago. Raises Untested where there is none."""
+    with trio.move_on_after(SHARED_S):
+        while True:
+            await target.refresh()
+            for digest, manifest in list(target.recent):
+                reply = await have(peer, HaveRequest(target.run, digest))
+                if reply.error is None and wanted(reply):
+                    return digest, manifest
+            await trio.sleep(SHARED_AGAIN_S)
+    raise Untested("It neither holds nor fetches any of the checkpoints that it told of.")
 
 
 def sample(places: Sequence[bytes]) -> list[bytes]:
@@ -168,15 +188,11 @@ async def _needs_have(target: Target) -> None:
 @check("have", "STR-4", seconds=ANSWER_S)
 async def _(target: Target) -> str:
     await _needs_have(target)
-    if target.head is None:
-        raise Untested("It told no checkpoint.")
-    digest, manifest = target.head
-    count = len(chunks_of(manifest))
     async with target.peer() as peer:
+        digest, manifest = await shared(target, peer)
+        count = len(chunks_of(manifest))
         for told in (None, bitmap(0, count)):
             reply = await have(peer, HaveRequest(target.run, digest, told))
-            if reply.error is not None:
-                raise Failed(f"Asked about its own newest checkpoint it answers {reply.error!r}.")
             if reply.have is not None:
                 read_bitmap(reply.have, count)
     return f"{count} chunks"
@@ -200,9 +216,8 @@ async def _(target: Target) -> str:
 async def _(target: Target) -> str:
     """Each of a peer of its own, which is refused from then on."""
     await _needs_have(target)
-    if target.head is None:
-        raise Untested("It told no checkpoint.")
-    digest, manifest = target.head
+    async with target.peer() as peer:
+        digest, manifest = await shared(target, peer)
     count = len(chunks_of(manifest))
     wrong = {"a byte too long": bitmap(0, count) + b"\x00"}
     if count % 8:
@@ -222,9 +237,9 @@ async def _(target: Target) -> str:
 @check("have-too-often", "STR-4", seconds=2 * ANSWER_S)
 async def _(target: Target) -> str:
     await _needs_have(target)
-    if target.head is None:
-        raise Untested("It told no checkpoint.")
-    request = HaveRequest(target.run, target.head[0])
+    async with target.peer() as other:
+        digest, _ = await shared(target, other)
+    request = HaveRequest(target.run, digest)
     async with target.peer() as peer:
         began = trio.current_time()
         errors = [(await have(peer, request)).error for _ in range(HAVES_ASKED)]
@@ -255,13 +270,12 @@ async def _(target: Target) -> str:
 async def _(target: Target) -> str:
     """A peer that says to be somewhere else is introduced there to nobody."""
     await _needs_have(target)
-    if target.head is None:
-        raise Untested("It told no checkpoint.")
     elsewhere = "/ip4/203.0.113.7/tcp/4001/p2p/"
     async with target.peer() as liar, target.peer() as asker:
         lie = elsewhere + liar.peer_id
-        await have(liar, HaveRequest(target.run, target.head[0], addresses=[lie]))
-        told = (await have(asker, HaveRequest(target.run, target.head[0]))).peers
+        digest, _ = await shared(target, asker)
+        await have(liar, HaveRequest(target.run, digest, addresses=[lie]))
+        told = (await have(asker, HaveRequest(target.run, digest))).peers
         if any(one.startswith("/ip4/203.0.113.7/") for one in told):
             raise Failed(
                 "It passes on what a peer says of its IP address, so that others dial a third party."

@@ -11,6 +11,7 @@ from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.receipts import Receipts
 
 from .following import now_ms
+from .gossip import MAX_PUBLISH_BYTES
 from .live_check import RELAY, VOLUNTEER, Checks, Failed, Untested
 from .live_forgery import Member
 from .live_scene import FORWARD_S, QUIET_S, SECONDS, Scene, scene
@@ -118,19 +119,15 @@ async def _(scene: Scene) -> str:
     envelope = member.sealed(signed)
     await scene.stops(member.sealed(signed, bytes(64)), ignored=False)
     await scene.passes(envelope)
-    before = _times(scene, envelope)
+    before = scene.target.listener.times(envelope)
     control = scene.passing()
     await scene.author.publish(scene.topic, envelope, control)
     if not await scene.target.listener.hears(control, FORWARD_S):
         raise Failed("A right message behind a repeated one is not forwarded.")
     await trio.sleep(QUIET_S)
-    if _times(scene, envelope) != before:
+    if scene.target.listener.times(envelope) != before:
         raise Failed("An envelope was forwarded twice.")
     return "forwarded once"
-
-
-def _times(scene: Scene, data: bytes) -> int:
-    return sum(one.data == data for one in scene.target.listener.heard)
 
 
 def _head(scene: Scene) -> bytes:
@@ -157,7 +154,7 @@ async def _(scene: Scene) -> str:
     if not await scene.target.listener.hears(control, FORWARD_S):
         raise Failed("A right message behind too many hellos of one key is not forwarded.")
     await trio.sleep(QUIET_S)
-    passed = sum(scene.target.listener.has_heard(one) for one in hellos)
+    passed = sum(scene.target.listener.times(one) > 0 for one in hellos)
     if not HELLO_BURST <= passed <= HELLO_BURST + 1:
         raise Failed(f"Of {HELLOS} hellos of one key at once {passed} were forwarded; {HELLO_BURST} may be.")
     if not scene.author.connected:
@@ -184,11 +181,12 @@ async def _(scene: Scene) -> str:
 async def _stops_on(target: Target, topic: str, messages: list[bytes], *, ignored: bool) -> None:
     if topic not in target.listener.topics:
         raise Untested("It does not read this topic.")
-    await target.listener.subscribe(target.listener.topics)
+    if any(len(one) > MAX_PUBLISH_BYTES for one in messages):
+        raise Untested("The manifest is larger than what goes by gossip.")
     async with target.peer() as author:
         await author.publish(topic, *messages)
         await trio.sleep(ALONE_S)
-        if any(target.listener.has_heard(one) for one in messages):
+        if any(target.listener.times(one) for one in messages):
             raise Failed("It was forwarded.")
         if ignored and not author.connected:
             raise Failed("It disconnected the peer that sent it, which has to cost nothing.")

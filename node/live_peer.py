@@ -6,8 +6,10 @@ it publishes may be wrong in any way, and it keeps what the client sends it, up 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
@@ -33,9 +35,11 @@ from .network_stats import NetworkStats
 from .upload_limit import UploadLimit
 
 MESHSUB = ("/meshsub/1.2.0", "/meshsub/1.1.0")
-KEPT_MESSAGES = 10_000
-"""Of the client, within a test of some minutes: more than a busy run brings."""
-KEPT_BYTES = 256 << 20
+MAX_HEARD = 200_000
+"""Messages of the client within a test of some minutes: several times what the busiest run brings."""
+KEPT_BYTES = 64 << 20
+"""Of messages whose content is kept, the oldest of which are dropped."""
+MAX_TOPICS = 10_000
 CONNECTIONS = 8
 """A kit's peer is dialled by nobody."""
 CLOSE_S = 2.0
@@ -44,12 +48,9 @@ CLOSE_S = 2.0
 class Heard(NamedTuple):
     """A pubsub message that the client sent."""
 
+    number: int
     topic: str
-    origin: bytes
-    """Peer id bytes of who published it, by its own word."""
     data: bytes
-    signed: bool
-    """Whether its signature is good. [NET-5]"""
 
 
 class KitPeer:
@@ -63,12 +64,16 @@ class KitPeer:
         """That the client reads."""
         self.pruned: set[str] = set()
         """Topics in whose mesh the client does not want this peer now."""
-        self.heard: list[Heard] = []
+        self.kept: deque[Heard] = deque()
+        """What trainers and the client itself published, the latest last."""
+        self.total = self.own = self.unsigned = 0
+        """Messages that came: all, those that the client published itself, those that break NET-5."""
         self.flooded = False
         self._host, self._target = host, ID.from_base58(target)
         self._signer = Ed25519PrivateKey.from_private_bytes(seed)
         self._seqno = time.time_ns()
         self._bytes = 0
+        self._digests: Counter[bytes] = Counter()
         self._seen: set[bytes] = set()
         self._mine: set[str] = set()
         self._writer: MuxerStream | None = None
@@ -167,10 +172,11 @@ class KitPeer:
 
     async def hears(self, data: bytes, seconds: float) -> bool:
         """Whether a message with this content comes."""
-        return await self.until(lambda: self.has_heard(data), seconds)
+        return await self.until(lambda: self.times(data) > 0, seconds)
 
-    def has_heard(self, data: bytes) -> bool:
-        return any(one.data == data for one in self.heard)
+    def times(self, data: bytes) -> int:
+        """How often a message with this content has come."""
+        return self._digests[_digest(data)]
 
     async def _listen(self, stream: Any) -> None:
         """The stream on which the client writes its RPCs."""
@@ -185,11 +191,11 @@ class KitPeer:
         for option in rpc.subscriptions:
             (self.topics.add if option.subscribe else self.topics.discard)(option.topicid)
         for message in rpc.publish:
-            self._keep(message)
+            self._note(message)
         self.pruned.difference_update(one.topicID for one in rpc.control.graft)
         self.pruned.update(one.topicID for one in rpc.control.prune)
         wanted = [one for ihave in rpc.control.ihave for one in ihave.messageIDs if one not in self._seen]
-        self.flooded |= len(self.topics) + len(self.pruned) > KEPT_MESSAGES
+        self.flooded |= len(self.topics) + len(self.pruned) > MAX_TOPICS
         self._changed.set()
         self._changed = trio.Event()
         if wanted and self._writer is not None:
@@ -198,14 +204,29 @@ class KitPeer:
             with suppress(Failed):
                 await self.say(frame(ask))
 
-    def _keep(self, message: Any) -> None:
-        self._bytes += len(message.data)
-        if len(self.heard) >= KEPT_MESSAGES or self._bytes > KEPT_BYTES:
+    def _note(self, message: Any) -> None:
+        if self.total >= MAX_HEARD:
             self.flooded = True
             return
+        self.total += 1
         self._seen.add(message.from_id + message.seqno)
+        self._digests[_digest(message.data)] += 1
+        own = message.from_id == self._target.to_bytes()
+        self.own += own
+        self.unsigned += not is_signed(message)
         topic = message.topicIDs[0] if len(message.topicIDs) == 1 else ""
-        self.heard.append(Heard(topic, message.from_id, message.data, is_signed(message)))
+        if own or topic.endswith(("/receipts", "/checkpoints")):
+            self._keep(Heard(self.total, topic, message.data))
+
+    def _keep(self, message: Heard) -> None:
+        self.kept.append(message)
+        self._bytes += len(message.data)
+        while self._bytes > KEPT_BYTES:
+            self._bytes -= len(self.kept.popleft().data)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def field(number: int, value: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
@@ -12,7 +13,8 @@ from nous_node.protocol.checkpoints import CheckpointManifest, checkpoint_hash, 
 from nous_node.protocol.constants import MAX_MANIFEST
 from nous_node.protocol.encoding import encode, read
 from nous_node.protocol.envelope import unseal
-from nous_node.protocol.runs import RunManifest, Topics, open_manifest
+from nous_node.protocol.identity import key_of
+from nous_node.protocol.runs import RunManifest, Topics, open_manifest, shard_of
 from nous_node.protocol.streams import HEAD_PROTOCOL, MAX_HEAD_REPLY, HeadReply, HeadRequest
 
 from .live_check import RELAY, TRAINER, VOLUNTEER, Untested
@@ -27,6 +29,7 @@ SETTLE_S = 0.3
 """More topics may follow the first."""
 HEAD_S = 20.0
 HEALTH_S = 10.0
+RECENT = 4
 
 _TOPIC = re.compile(r"/nous/1/([0-9a-f]{64})/(rollouts/[0-9]{1,5}|checkpoints|receipts)")
 
@@ -44,6 +47,8 @@ class Target:
         self._manifest: RunManifest | None = None
         self.head: tuple[bytes, CheckpointManifest] | None = None
         """The newest checkpoint that was told, with its hash, where it is genuine."""
+        self.recent: deque[tuple[bytes, CheckpointManifest]] = deque(maxlen=RECENT)
+        """The last that were told, the newest first: a client may still fetch the newest."""
         self.head_envelope: bytes | None = None
         self.pupil = new_identity()
         """Key of the kit that says hello to a trainer."""
@@ -91,6 +96,22 @@ class Target:
             self._run = bytes.fromhex(max(set(named), key=named.count))
         if self._run is not None:
             await self.refresh()
+            await self.listener.subscribe(self._heard_topics())
+
+    def _heard_topics(self) -> list[str]:
+        """Those of trainers, and one of rollouts: there the client forwards, or publishes by itself."""
+        shard = self.shard
+        if shard is None:
+            shards = 1 if self._manifest is None else self._manifest.shards
+            shard = shard_of(key_of(self.place.peer), shards)
+        return [self.topics.checkpoints, self.topics.receipts, self.topics.rollouts(shard)]
+
+    @property
+    def shard(self) -> int | None:
+        """The first whose rollouts the client reads."""
+        own = f"/nous/1/{self.run.hex()}/rollouts/"
+        read = [one.removeprefix(own) for one in self.listener.topics if one.startswith(own)]
+        return min((int(one) for one in read if one.isascii() and one.isdigit()), default=None)
 
     async def refresh(self) -> None:
         """Asks for the head; what is not genuine changes nothing."""
@@ -115,6 +136,8 @@ class Target:
             manifest = open_checkpoint(envelope, self.run, self.manifest)
             self.head = checkpoint_hash(envelope.content(MAX_MANIFEST)), manifest
             self.head_envelope = reply.checkpoint
+            if not self.recent or self.recent[0][0] != self.head[0]:
+                self.recent.appendleft(self.head)
 
     async def newer_than(self, version: int, seconds: float) -> bool:
         """Whether the client tells of a later version within this time."""

@@ -47,7 +47,6 @@ class Pupil:
         self.member = Member(target.run, target.manifest, identity or new_identity())
 
     async def sends(self, *messages: bytes) -> None:
-        await self.target.listener.subscribe([self.target.topics.receipts, self.target.topics.checkpoints])
         await self.target.listener.publish(self.member.topic, *messages)
 
     async def told(self, pick: Callable[[Receipts], T | None], seconds: float, what: str) -> T:
@@ -57,11 +56,10 @@ class Pupil:
 
         def look() -> bool:
             nonlocal seen
-            heard = self.target.listener.heard
-            for one in heard[seen:]:
-                if one.topic == self.target.topics.receipts:
+            for one in self.target.listener.kept:
+                if one.number > seen and one.topic == self.target.topics.receipts:
                     found.extend(item for item in [pick(self._read(one.data))] if item is not None)
-            seen = len(heard)
+            seen = self.target.listener.total
             return bool(found)
 
         if not await self.target.listener.until(look, seconds):
