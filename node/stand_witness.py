@@ -235,7 +235,7 @@ class Witness:
             return
         if version > self.counts_from:
             self.good(COUNTS)
-        else:
+        elif version >= 0:
             self.bad(
                 COUNTS, f"a group is of version {version}; those above {self.counts_from} count for its key."
             )
