@@ -1,10 +1,11 @@
 // The structures of chapters 02, 03, 05, 07, 09 and 10: read with all their checks, and written; envelopes and invites.
 // What is read has no prototype and only keys that its schema names; maps with keys of strangers are `Map`s.
 import * as crypto from 'node:crypto'
-import { Zstd } from '@hpcc-js/wasm-zstd'
+import { compress, decompress, init } from '@bokuweb/zstd-wasm'
 import { Real, Refused, decode, encode, must } from './msgpack.js'
 
-const zstd = await Zstd.load(), DOMAIN = 'nous/envelope/1\0'
+await init() // libzstd
+const DOMAIN = 'nous/envelope/1\0'
 const MAX_MANIFEST = 16e6, MAX_BODY = 8e6, MAX_PAIR = 32001024, MAX_GROUP = 1 << 26, DISK = 2 ** 42, WINDOW = 1 << 23
 const MAX_INT = 2n ** 63n - 1n, TOKENS = 1 << 20, MAGNITUDE = 1e6, LIFE = 600000, SKEW = 30000, BIG = 262144
 export const MAX_ENVELOPE = 1e6 // where it is gossiped
@@ -153,6 +154,7 @@ export const keyOf = (secret) => crypto.createPublicKey(secret).export({ format:
 const P = 2n ** 255n - 19n, EIGHT = 0x05fc536d880238b13933c6d305acdfd5f098eff289f4c345b027b2c28f95e826n // y of order 8
 /** IDN-2, which is what OpenSSL does, and IDN-3, which it does not. */
 export function verify(key, message, sig) {
+  must(key.length === 32 && sig.length === 64, 'bad-signature')
   const y = BigInt('0x' + hex(key.toReversed())) % 2n ** 255n // without the sign of x
   must(y > 1n && y < P - 1n && y !== EIGHT && y !== P - EIGHT, 'bad-signature')
   const jwk = { kty: 'OKP', crv: 'Ed25519', x: Buffer.from(key).toString('base64url') }
@@ -179,7 +181,7 @@ export function unzip(frame, size, check = (told) => must(told === size && size 
     at += width // now through the blocks
     for (let head = 0; !(head & 1); at += (head & 6) === 2 ? 4 : 3 + (head >> 3)) head = data.readUIntLE(at, 3)
     must(at + (flags & 4) === data.length, 'bad-compression')
-    return zstd.decompress(data)
+    return decompress(data)
   } catch (error) { throw error instanceof Refused ? error : new Refused('bad-compression') }
 }
 
@@ -206,7 +208,7 @@ export function openEnvelope(bytes, { now, run, kind, keys, known = itself, limi
 }
 /** A signed envelope of `body`, compressed where that is smaller. */
 export function seal({ kind, run, seq, now, body }, secret) {
-  const zipped = zstd.compress(body), size = body.length
+  const zipped = compress(body), size = body.length
   const less = zipped.length < size && { enc: 'zstd', size, body: zipped }
   const signed = write('signed', { v: 1, kind, run, from: keyOf(secret), seq, ts: now, exp: now + LIFE, body, ...less })
   return write('envelope', { sig: crypto.sign(null, Buffer.concat([Buffer.from(DOMAIN), signed]), secret), signed })
