@@ -250,11 +250,14 @@ const FORMS = { u32: Uint32Array, f32: Float32Array, f16: Uint16Array }, bits = 
 const single = new Float32Array(bits.buffer)
 function toHalf(value) { // the nearest, ties to even
   single[0] = value * 2 ** -112
-  return bits[0] >> 16 & 0x8000 | Math.min((bits[0] & 0x7fffffff) + 0xfff + (bits[0] >> 13 & 1) >> 13, 0x7c00)
+  const size = (bits[0] & 0x7fffffff) + 0xfff + (bits[0] >> 13 & 1) >> 13
+  return bits[0] >> 16 & 0x8000 | Math.min(size, Number.isNaN(value) ? 0x7e00 : 0x7c00)
 }
 function fromHalf(half) {
   bits[0] = (half & 0x8000) << 16 | (half & 0x7fff) << 13
-  return single[0] * (Math.abs(single[0]) < 2 ** -96 ? 2 ** 112 : Infinity)
+  if (Math.abs(single[0]) < 2 ** -96) return single[0] * 2 ** 112
+  bits[0] |= 0x7f800000 // infinity or no number
+  return single[0]
 }
 export function planes(values, form) {
   const flat = FORMS[form].from(values, form === 'f16' ? toHalf : undefined), raw = new Uint8Array(flat.buffer)
