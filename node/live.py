@@ -16,7 +16,16 @@ from nous_node.protocol.constants import INVITE_PREFIX
 from nous_node.protocol.errors import LocalError
 from nous_node.protocol.runs import Invite
 
-from . import live_chunks, live_envelopes, live_gossip, live_streams, live_trainer, live_transport
+from . import (
+    live_chunks,
+    live_envelopes,
+    live_gossip,
+    live_heard,
+    live_http,
+    live_streams,
+    live_trainer,
+    live_transport,
+)
 from .conformance_table import Outcome, Row, Sheet
 from .live_check import ANY, Check, make
 from .live_target import Target, reached
@@ -26,11 +35,12 @@ CHECKS: tuple[Check[Target], ...] = (
     *live_transport.check,
     *live_streams.check,
     *live_chunks.check,
+    *live_http.check,
     *live_trainer.first,
     *live_gossip.check,
     *live_envelopes.check,
     *live_trainer.check,
-    *live_gossip.last,
+    *live_heard.check,
 )
 """In the order of play: those of a trainer come late, since they wait for a version."""
 

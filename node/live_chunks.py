@@ -29,8 +29,10 @@ from nous_node.protocol.streams import (
 
 from .live_check import Checks, Failed, Untested
 from .live_peer import KitPeer
-from .live_streams import ALLOWED_AT_ONCE, answer_of, expects, opened
+from .live_streams import ALLOWED_AT_ONCE, answer_of, expects, framed, opened
 from .live_target import Target
+from .live_wire import MULTISTREAM_LINE, line, yamux
+from .muxer_stream import INITIAL_WINDOW
 from .network_errors import NotConnectedError, RequestFailedError
 
 check: Checks[Target] = Checks()
@@ -39,6 +41,9 @@ ANSWER_S = 20.0
 SLACK_S = 5.0
 SAMPLES = 4
 """Chunks that a client has to prove that it holds: the first, the last, and some between."""
+UNREAD_S = 30.0
+"""An upload makes way after 2 s or 5 s, 8 at once of 16 that may hang; and the rest of a slow machine."""
+BUSY_S = 0.5
 SHARED_S = 10.0
 """For a client that begins to fetch what it heard of."""
 SHARED_AGAIN_S = 1.0
@@ -60,7 +65,7 @@ async def blob(peer: KitPeer, digest: bytes) -> BlobReply:
 
 
 @check("blob-not-found", "STR-3", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def blob_not_found(target: Target) -> str:
     reply = await blob(target.listener, os.urandom(32))
     if reply.error != Code.NOT_FOUND.value:
         told = "a chunk" if reply.data is not None else repr(reply.error)
@@ -69,7 +74,7 @@ async def _(target: Target) -> str:
 
 
 @check("blob-held", "STR-3", "CKP-7", "CKP-11", seconds=120)
-async def _(target: Target) -> str:
+async def blob_held(target: Target) -> str:
     """Chunks of the newest checkpoint that it says, or does not deny, to have."""
     sizes, places = await held(target)
     chosen = sample(places)
@@ -90,8 +95,8 @@ async def _(target: Target) -> str:
     return f"{found} of {len(places)} chunks, each with its hash"
 
 
-@check("blob-several", "STR-3", "STR-5", seconds=120)
-async def _(target: Target) -> str:
+@check("blob-several", "STR-3", seconds=120)
+async def blob_several(target: Target) -> str:
     """One stream after the other, then as many at once as one peer may have."""
     _, places = await held(target)
     first = places[0]
@@ -112,6 +117,26 @@ async def _right(peer: KitPeer, digest: bytes) -> None:
         raise Untested(f"It has not the chunk {digest.hex()[:16]}.")
     if hashlib.sha256(reply.data).digest() != digest:
         raise Failed("Asked several times, it sends other bytes than those of the hash.")
+
+
+@check("blob-unread", "STR-5", seconds=120)
+async def blob_unread(target: Target) -> str:
+    """Two peers ask for as much as they may and read nothing; a third one asks for the same chunk."""
+    sizes, places = await held(target)
+    largest = max(places, key=lambda one: sizes[one])
+    if sizes[largest] <= INITIAL_WINDOW:
+        raise Untested("All chunks fit the first window of a stream: none waits for its reader.")
+    request = MULTISTREAM_LINE + line(BLOB_PROTOCOL) + framed(encode(BlobRequest(largest)))
+    async with yamux(target.place) as one, yamux(target.place) as two, target.peer() as honest:
+        for peer in (one, two):
+            for stream in range(1, 2 * ALLOWED_AT_ONCE[BLOB_PROTOCOL], 2):
+                await peer.open(stream, request)
+        began = trio.current_time()
+        with trio.move_on_after(UNREAD_S):
+            while (await blob(honest, largest)).data is None:  # noqa: ASYNC110 - busy, by its own word
+                await trio.sleep(BUSY_S)
+            return f"an honest peer had it after {trio.current_time() - began:.1f} s"
+    raise Failed(f"Peers that read nothing hold up another one for more than {UNREAD_S:g} s.")
 
 
 def chunks_of(manifest: CheckpointManifest) -> list[tuple[bytes, int]]:
@@ -186,7 +211,7 @@ async def _needs_have(target: Target) -> None:
 
 
 @check("have", "STR-4", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def have_answered(target: Target) -> str:
     await _needs_have(target)
     async with target.peer() as peer:
         digest, manifest = await shared(target, peer)
@@ -199,7 +224,7 @@ async def _(target: Target) -> str:
 
 
 @check("have-refusals", "STR-4", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def have_refusals(target: Target) -> str:
     await _needs_have(target)
     async with target.peer() as peer:
         known = target.head[0] if target.head else os.urandom(32)
@@ -213,7 +238,7 @@ async def _(target: Target) -> str:
 
 
 @check("have-bitmap-wrong", "STR-4", seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def have_bitmap_wrong(target: Target) -> str:
     """Each of a peer of its own, which is refused from then on."""
     await _needs_have(target)
     async with target.peer() as peer:
@@ -235,7 +260,7 @@ async def _(target: Target) -> str:
 
 
 @check("have-too-often", "STR-4", seconds=2 * ANSWER_S)
-async def _(target: Target) -> str:
+async def have_too_often(target: Target) -> str:
     await _needs_have(target)
     async with target.peer() as other:
         digest, _ = await shared(target, other)
@@ -255,7 +280,7 @@ async def _(target: Target) -> str:
 
 
 @check("have-oversize", "STR-4", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def have_oversize(target: Target) -> str:
     await _needs_have(target)
     async with target.peer() as peer:
         stream = await opened(peer, HAVE_PROTOCOL)
@@ -267,7 +292,7 @@ async def _(target: Target) -> str:
 
 
 @check("introductions", "STR-7", seconds=2 * ANSWER_S)
-async def _(target: Target) -> str:
+async def introductions(target: Target) -> str:
     """A peer that says to be somewhere else is introduced there to nobody."""
     await _needs_have(target)
     elsewhere = "/ip4/203.0.113.7/tcp/4001/p2p/"

@@ -30,7 +30,7 @@ ALONE_S = 1.5
 
 
 @scene(check, "envelope-signature", "ENV-5", "GOS-2")
-async def _(scene: Scene) -> str:
+async def envelope_signature(scene: Scene) -> str:
     member = scene.member()
     signed = member.signed(Kind.HELLO, os.urandom(8))
     await scene.stops(member.sealed(signed, bytes(64)), ignored=False)
@@ -38,47 +38,47 @@ async def _(scene: Scene) -> str:
 
 
 @scene(check, "envelope-run", "GOS-3")
-async def _(scene: Scene) -> str:
+async def envelope_run(scene: Scene) -> str:
     await scene.stops(scene.member().hello(run=os.urandom(32)), ignored=False)
     return "not forwarded"
 
 
 @scene(check, "envelope-kind-unknown", "ENV-4", "GOS-2")
-async def _(scene: Scene) -> str:
+async def envelope_kind_unknown(scene: Scene) -> str:
     await scene.stops(scene.member().seal("gossip-of-tomorrow", b"\x80"), ignored=True)
     return "ignored"
 
 
 @scene(check, "envelope-version", "ENV-3", "GOS-2")
-async def _(scene: Scene) -> str:
+async def envelope_version(scene: Scene) -> str:
     """Of a protocol that is not there yet, with a shape of its own."""
     await scene.stops(scene.member().hello(v=2), scene.member().hello(v=3, kind=7), ignored=True)
     return "ignored"
 
 
 @scene(check, "envelope-kind-of-topic", "GOS-3")
-async def _(scene: Scene) -> str:
+async def envelope_kind_of_topic(scene: Scene) -> str:
     body = Receipts([]).to_bytes()
     await scene.stops(scene.member().seal(Kind.RECEIPTS, body), ignored=False)
     return "not forwarded"
 
 
 @scene(check, "envelope-expired", "ENV-7", "GOS-2")
-async def _(scene: Scene) -> str:
+async def envelope_expired(scene: Scene) -> str:
     now = now_ms()
     await scene.stops(scene.member().hello(ts=now - 120_000, exp=now - 60_000), ignored=True)
     return "ignored"
 
 
 @scene(check, "envelope-future", "ENV-7", "GOS-2")
-async def _(scene: Scene) -> str:
+async def envelope_future(scene: Scene) -> str:
     ahead = now_ms() + 4 * MAX_SKEW_MS
     await scene.stops(scene.member().hello(ts=ahead, exp=ahead + 60_000), ignored=True)
     return "ignored"
 
 
 @scene(check, "envelope-lifetime", "ENV-7")
-async def _(scene: Scene) -> str:
+async def envelope_lifetime(scene: Scene) -> str:
     now = now_ms()
     long = scene.member().hello(ts=now, exp=now + MAX_LIFETIME_MS + 1)
     await scene.stops(long, scene.member().hello(ts=now, exp=now), ignored=False)
@@ -86,14 +86,14 @@ async def _(scene: Scene) -> str:
 
 
 @scene(check, "envelope-oversize", "ROL-14", "GOS-1")
-async def _(scene: Scene) -> str:
+async def envelope_oversize(scene: Scene) -> str:
     limit = scene.target.manifest.rollout_envelope_limit
     await scene.stops(scene.member().seal(Kind.HELLO, bytes(limit)), ignored=False)
     return f"not forwarded: more than {limit} bytes"
 
 
 @scene(check, "envelope-malformed", "ENV-1", "ENV-2", "GOS-1")
-async def _(scene: Scene) -> str:
+async def envelope_malformed(scene: Scene) -> str:
     right = scene.passing()
     member = scene.member()
     for wrong in (os.urandom(64), right + b"\x00", right[:-1], member.hello(seq=-1)):
@@ -102,7 +102,7 @@ async def _(scene: Scene) -> str:
 
 
 @scene(check, "shard", "GOS-4")
-async def _(scene: Scene) -> str:
+async def shard(scene: Scene) -> str:
     shards = scene.target.manifest.shards
     if shards == 1:
         raise Untested("The run has one shard.")
@@ -112,7 +112,7 @@ async def _(scene: Scene) -> str:
 
 
 @scene(check, "duplicate", "GOS-5", "GOS-11")
-async def _(scene: Scene) -> str:
+async def duplicate_stopped(scene: Scene) -> str:
     """The same envelope in a new pubsub message; a forgery under its number does not keep it out."""
     member = scene.member()
     signed = member.signed(Kind.ROLLOUT, member.group(_head(scene), 0))
@@ -137,7 +137,7 @@ def _head(scene: Scene) -> bytes:
 
 
 @scene(check, "sequence-reused", "GOS-5", "GOS-2")
-async def _(scene: Scene) -> str:
+async def sequence_reused(scene: Scene) -> str:
     member, head = scene.member(), _head(scene)
     first, second = (member.rollout(head, counter, seq=7) for counter in (0, 1))
     await scene.passes(first)
@@ -146,7 +146,7 @@ async def _(scene: Scene) -> str:
 
 
 @scene(check, "hello-rate", "GOS-6", "GOS-2")
-async def _(scene: Scene) -> str:
+async def hello_rate(scene: Scene) -> str:
     member = scene.member()
     hellos = [member.hello() for _ in range(HELLOS)]
     control = scene.passing()
@@ -163,13 +163,13 @@ async def _(scene: Scene) -> str:
 
 
 @scene(check, "checkpoint-unknown", "GOS-7", "GOS-2")
-async def _(scene: Scene) -> str:
+async def checkpoint_unknown(scene: Scene) -> str:
     await scene.stops(scene.member().rollout(os.urandom(32)), ignored=True)
     return "ignored"
 
 
 @scene(check, "sealed-again", "GOS-12")
-async def _(scene: Scene) -> str:
+async def sealed_again(scene: Scene) -> str:
     member, head = scene.member(), _head(scene)
     await scene.passes(member.rollout(head), member.rollout(head))
     return "a group that is sealed anew is forwarded again"
@@ -193,7 +193,7 @@ async def _stops_on(target: Target, topic: str, messages: list[bytes], *, ignore
 
 
 @check("trainers-only", "GOS-8", "GOS-3", towards=TRAINERS_TOPICS, seconds=SECONDS)
-async def _(target: Target) -> str:
+async def trainers_only(target: Target) -> str:
     member = Member(target.run, target.manifest)
     receipts = member.seal(Kind.RECEIPTS, Receipts([]).to_bytes())
     await _stops_on(target, target.topics.receipts, [receipts, member.hello()], ignored=False)
@@ -201,7 +201,7 @@ async def _(target: Target) -> str:
 
 
 @check("checkpoint-stale", "ENV-7", "GOS-2", towards=TRAINERS_TOPICS, seconds=SECONDS)
-async def _(target: Target) -> str:
+async def checkpoint_stale(target: Target) -> str:
     """The newest manifest, whose envelope has expired since it was gossiped."""
     if target.head_envelope is None:
         raise Untested("It told no checkpoint.")
@@ -212,7 +212,7 @@ async def _(target: Target) -> str:
 
 
 @check("checkpoint-forged", "ENV-5", "GOS-8", towards=TRAINERS_TOPICS, seconds=SECONDS)
-async def _(target: Target) -> str:
+async def checkpoint_forged(target: Target) -> str:
     """The newest manifest under another signature, and under another key."""
     if target.head_envelope is None:
         raise Untested("It told no checkpoint.")

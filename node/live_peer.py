@@ -22,6 +22,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from libp2p.tools.anyio_service import background_trio_service
 
 from . import requests
+from .following import now_ms
 from .frames import FrameError, VarintFrames
 from .gossip import MAX_RPC_BYTES
 from .gossip_signing import SIGNING_PREFIX, is_signed
@@ -51,6 +52,10 @@ class Heard(NamedTuple):
     number: int
     topic: str
     data: bytes
+    own: bool
+    """Published by the client itself."""
+    now: int
+    """Unix milliseconds when it came."""
 
 
 class KitPeer:
@@ -216,7 +221,7 @@ class KitPeer:
         self.unsigned += not is_signed(message)
         topic = message.topicIDs[0] if len(message.topicIDs) == 1 else ""
         if own or topic.endswith(("/receipts", "/checkpoints")):
-            self._keep(Heard(self.total, topic, message.data))
+            self._keep(Heard(self.total, topic, message.data, own, now_ms()))
 
     def _keep(self, message: Heard) -> None:
         self.kept.append(message)

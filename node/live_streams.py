@@ -91,7 +91,7 @@ async def opened(peer: KitPeer, protocol: str) -> MuxerStream:
 
 
 @check("head", "STR-1", "STR-2", "RUN-1", "RUN-2", "CKP-1", seconds=30)
-async def _(target: Target) -> str:
+async def head_told(target: Target) -> str:
     reply = await target.ask_head()
     if reply.run is None or reply.error is not None:
         raise Failed(f"To a request for its run it answers {reply.error or 'nothing'!r}.")
@@ -102,7 +102,7 @@ async def _(target: Target) -> str:
 
 
 @check("head-wrong-run", "STR-2", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def head_wrong_run(target: Target) -> str:
     frame = await target.listener.ask(HEAD_PROTOCOL, encode(HeadRequest(os.urandom(32))), MAX_HEAD_REPLY)
     expects(frame, {"error": Code.WRONG_RUN.value})
     return "wrong-run"
@@ -121,13 +121,13 @@ SHAPES = {"no hash": {}, "short hash": {"run": bytes(31), "hash": bytes(31)}, "t
 
 
 @check("head-malformed", "STR-1", "STR-2", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def head_malformed(target: Target) -> str:
     await _refuses_shapes(target, HEAD_PROTOCOL, MAX_HEAD_REPLY)
     return f"reset: {', '.join(SHAPES)}, no canonical msgpack"
 
 
 @check("blob-malformed", "STR-1", "STR-3", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def blob_malformed(target: Target) -> str:
     await _refuses_shapes(target, BLOB_PROTOCOL, MAX_BLOB_REPLY)
     return f"reset: {', '.join(SHAPES)}, no canonical msgpack"
 
@@ -145,7 +145,7 @@ async def _refuses_shapes(target: Target, protocol: str, limit: int) -> None:
 
 
 @check("request-oversize", "STR-1", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def request_oversize(target: Target) -> str:
     """By its length alone, before anything follows."""
     async with target.peer() as peer:
         for protocol in (HEAD_PROTOCOL, BLOB_PROTOCOL):
@@ -160,7 +160,7 @@ async def _(target: Target) -> str:
 
 
 @check("request-broken-off", "STR-1", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def request_broken_off(target: Target) -> str:
     request = framed(encode(HeadRequest(target.run)))
     async with target.peer() as peer:
         for sent in (b"", request[:2], request[:-1]):
@@ -169,7 +169,7 @@ async def _(target: Target) -> str:
 
 
 @check("request-stalled", "STR-1", seconds=READ_REQUEST_S + 3 * SLACK_S, aside=True)
-async def _(target: Target) -> str:
+async def request_stalled(target: Target) -> str:
     began = trio.current_time()
     async with target.peer() as peer:
         stream = await opened(peer, HEAD_PROTOCOL)
@@ -182,7 +182,7 @@ async def _(target: Target) -> str:
 
 
 @check("request-in-pieces", "STR-1", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def request_in_pieces(target: Target) -> str:
     async with target.peer() as peer:
         stream = await opened(peer, HEAD_PROTOCOL)
         for byte in framed(encode(HeadRequest(target.run))):
@@ -194,7 +194,7 @@ async def _(target: Target) -> str:
 
 
 @check("request-second-frame", "STR-1", seconds=ANSWER_S)
-async def _(target: Target) -> str:
+async def request_second_frame(target: Target) -> str:
     """Only the first is read: whether what follows matters or not, there is one answer at most."""
     request = framed(encode(HeadRequest(target.run)))
     async with target.peer() as peer:
@@ -207,7 +207,7 @@ async def _(target: Target) -> str:
 
 
 @check("requests-at-once", "STR-1", seconds=2 * ANSWER_S)
-async def _(target: Target) -> str:
+async def requests_at_once(target: Target) -> str:
     """Requests that never become complete hold as many places as one peer has, and no other peer's."""
     async with target.peer() as peer:
         for protocol in (HEAD_PROTOCOL, BLOB_PROTOCOL):

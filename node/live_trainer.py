@@ -110,8 +110,8 @@ def _newest(target: Target) -> tuple[bytes, int]:
     return target.head[0], target.head[1].version
 
 
-@first("hello-answered", "HEL-1", "HEL-2", "RCP-1", "RCP-2", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+@first("hello-answered", "HEL-2", "RCP-1", "RCP-2", towards=(TRAINER,), seconds=3 * ANSWER_S)
+async def hello_answered(target: Target) -> str:
     """With the version that the trainer knew, and again with the same."""
     pupil = Pupil(target, target.pupil)
     before = target.head
@@ -131,7 +131,7 @@ async def _(target: Target) -> str:
 
 
 @check("group-of-a-stranger", "TSK-6", "RCP-3", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def group_of_a_stranger(target: Target) -> str:
     """Of a key that has said no hello."""
     pupil = Pupil(target)
     receipt = await pupil.refused(pupil.member.rollout(_newest(target)[0]), Code.KEY_TOO_NEW)
@@ -141,14 +141,14 @@ async def _(target: Target) -> str:
 
 
 @check("group-checkpoint-unknown", "RCP-3", "GOS-7", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def group_checkpoint_unknown(target: Target) -> str:
     pupil = Pupil(target)
     await pupil.refused(pupil.member.rollout(os.urandom(32)), Code.UNKNOWN_CHECKPOINT)
     return "unknown-checkpoint, though gossip ignores it"
 
 
 @check("version-for-newcomers", "TSK-6", towards=(TRAINER,), seconds=VERSION_S + ANSWER_S)
-async def _(target: Target) -> str:
+async def version_for_newcomers(target: Target) -> str:
     """A later version comes for a key that waits for one, though nobody else brings groups."""
     if target.known is None:
         raise Untested("The kit's hello was not answered.")
@@ -166,7 +166,7 @@ def _lesson(target: Target) -> tuple[Pupil, bytes]:
 
 
 @check("counter-gap", "TSK-5", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def counter_gap(target: Target) -> str:
     pupil, checkpoint = _lesson(target)
     receipt = await pupil.refused(pupil.member.rollout(checkpoint, MAX_COUNTER_GAP + 1), Code.COUNTER_GAP)
     if (receipt.measured, receipt.threshold) != (MAX_COUNTER_GAP + 1, MAX_COUNTER_GAP):
@@ -175,7 +175,7 @@ async def _(target: Target) -> str:
 
 
 @check("group-size", "ROL-1", "VER-1", "VER-6", towards=(TRAINER,), seconds=JUDGED_S + ANSWER_S)
-async def _(target: Target) -> str:
+async def group_size(target: Target) -> str:
     """A sample too few; the same content in a new envelope gets the same verdict."""
     pupil, checkpoint = _lesson(target)
     few = _few(pupil, checkpoint)
@@ -189,7 +189,7 @@ def _few(pupil: Pupil, checkpoint: bytes) -> bytes:
 
 
 @check("group-sealed-again", "GOS-12", "RCP-3", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def group_sealed_again(target: Target) -> str:
     pupil, checkpoint = _lesson(target)
     again = pupil.member.seal(Kind.ROLLOUT, _few(pupil, checkpoint))
     await pupil.refused(again, Code.GROUP_SIZE)
@@ -197,7 +197,7 @@ async def _(target: Target) -> str:
 
 
 @check("counter-reused", "TSK-5", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def counter_reused(target: Target) -> str:
     pupil, checkpoint = _lesson(target)
     receipt = await pupil.refused(pupil.member.rollout(checkpoint, 0), Code.COUNTER_REUSED)
     if (receipt.measured, receipt.threshold) != (0, 1):
@@ -206,7 +206,7 @@ async def _(target: Target) -> str:
 
 
 @check("group-environment", "VER-2", "TSK-3", towards=(TRAINER,), seconds=JUDGED_S + ANSWER_S)
-async def _(target: Target) -> str:
+async def group_environment(target: Target) -> str:
     pupil, checkpoint = _lesson(target)
     other = pupil.member.group(checkpoint, 1, env="an-environment-of-no-run")
     await pupil.refused(pupil.member.seal(Kind.ROLLOUT, other), Code.WRONG_ENVIRONMENT, JUDGED_S)
@@ -214,7 +214,7 @@ async def _(target: Target) -> str:
 
 
 @check("quarantine", "REP-1", "REP-2", "RCP-6", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def quarantine(target: Target) -> str:
     """Four faults in a row, each of weight 1: the score is 4."""
     pupil, _ = _lesson(target)
     key = pupil.member.identity.key
@@ -234,7 +234,7 @@ async def _(target: Target) -> str:
 
 
 @check("group-in-quarantine", "RCP-7", "GOS-10", towards=(TRAINER,), seconds=3 * ANSWER_S)
-async def _(target: Target) -> str:
+async def group_in_quarantine(target: Target) -> str:
     pupil, checkpoint = _lesson(target)
     receipt = await pupil.refused(pupil.member.rollout(checkpoint, 2), Code.QUARANTINED)
     if receipt.measured is None or receipt.threshold is None or receipt.threshold <= receipt.measured:

@@ -33,7 +33,7 @@ TOO_MANY = 16
 
 
 @check("security-other", "NET-2", seconds=20)
-async def _(target: Target) -> str:
+async def security_other(target: Target) -> str:
     for protocol in OTHER_SECURITY:
         async with dialled(target.place) as socket:
             try:
@@ -45,7 +45,7 @@ async def _(target: Target) -> str:
 
 
 @check("security-noise", "NET-1", "NET-2")
-async def _(target: Target) -> str:
+async def security_noise(target: Target) -> str:
     async with dialled(target.place) as socket:
         try:
             session = await secured(socket, target.place.peer)
@@ -61,7 +61,7 @@ async def _(target: Target) -> str:
 
 
 @check("handshake-slow", "NET-1", seconds=HANDSHAKE_S + 3 * SLACK_S, aside=True)
-async def _(target: Target) -> str:
+async def handshake_slow(target: Target) -> str:
     """Each socket stops at another place."""
     beginnings = (b"", MULTISTREAM_LINE[:5], MULTISTREAM_LINE + line("/noise"))
     longest = 0.0
@@ -84,7 +84,7 @@ async def _(target: Target) -> str:
 
 
 @check("negotiation-line-long", "NET-1", seconds=3 * SOON_S + SLACK_S)
-async def _(target: Target) -> str:
+async def negotiation_line_long(target: Target) -> str:
     """One byte more than a line may have, by the length in front of it; then a length without an end."""
     size = MAX_NEGOTIATION_LINE + 1
     long = bytes([size & 0x7F | 0x80, size >> 7]) + b"/" * (size - 1) + b"\n"
@@ -96,7 +96,7 @@ async def _(target: Target) -> str:
 
 
 @check("garbage", "NET-1", seconds=4 * SOON_S + SLACK_S)
-async def _(target: Target) -> str:
+async def garbage(target: Target) -> str:
     noise = MULTISTREAM_LINE + line("/noise")
     for sent in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), noise + b"\x00\x20" + os.urandom(32)):
         async with dialled(target.place) as socket:
@@ -121,7 +121,7 @@ async def _closed_soon(socket: trio.SocketStream, otherwise: str) -> None:
 
 
 @check("yamux-window", "NET-3")
-async def _(target: Target) -> str:
+async def yamux_window(target: Target) -> str:
     """One byte past the window in one frame: whatever the other side reads, it cannot have granted it yet."""
     async with yamux(target.place) as peer:
         body = MULTISTREAM_LINE + bytes(INITIAL_WINDOW + 1 - len(MULTISTREAM_LINE))
@@ -136,7 +136,7 @@ async def _(target: Target) -> str:
 
 
 @check("yamux-streams", "NET-3", seconds=20)
-async def _(target: Target) -> str:
+async def yamux_streams(target: Target) -> str:
     async with yamux(target.place) as peer:
         ids = range(1, 2 * (MAX_INBOUND_STREAMS + TOO_MANY), 2)
         for stream in ids:
@@ -158,7 +158,7 @@ async def _(target: Target) -> str:
 
 
 @check("yamux-ping", "NET-3")
-async def _(target: Target) -> str:
+async def yamux_ping(target: Target) -> str:
     """While streams wait for the rest of what they were sent."""
     async with yamux(target.place) as peer:
         for stream in range(1, 11, 2):
@@ -178,7 +178,7 @@ async def _pong(peer: Yamux) -> None:
 
 
 @check("yamux-garbage", "NET-3")
-async def _(target: Target) -> str:
+async def yamux_garbage(target: Target) -> str:
     """Another version of Yamux ends that connection and no other."""
     async with yamux(target.place) as peer:
         await peer.junk(b"\xff" * 12)
@@ -189,7 +189,7 @@ async def _(target: Target) -> str:
 
 
 @check("ping", "NET-4")
-async def _(target: Target) -> str:
+async def ping(target: Target) -> str:
     stream = await target.listener.stream(PING_PROTOCOL)
     for _ in range(PINGS):
         sent, found = os.urandom(PING_BYTES), b""
@@ -204,7 +204,7 @@ async def _(target: Target) -> str:
 
 
 @check("identify", "NET-4")
-async def _(target: Target) -> str:
+async def identify(target: Target) -> str:
     try:
         stream = await target.listener.stream(IDENTIFY)
     except MultiselectClientError as error:
@@ -240,7 +240,7 @@ def _identify(data: bytes) -> Identify:
 
 
 @check("silent", "NET-8", seconds=PING_INTERVAL_S + PING_DEADLINE_S + 3 * SLACK_S, aside=True)
-async def _(target: Target) -> str:
+async def silent_closed(target: Target) -> str:
     """A connection that says nothing more, and answers nothing."""
     began, pinged = trio.current_time(), ""
     async with yamux(target.place, silent=True) as peer:
