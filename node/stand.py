@@ -29,6 +29,7 @@ from .stand_desk import Desk, open_peers
 from .stand_run import StandRun
 from .stand_scene import Scene
 from .stand_witness import Witness
+from .swarm_download import first_of
 
 PLAY_S = 900.0
 """Of all checks together: several times what a slow client takes."""
@@ -49,9 +50,17 @@ def stand(
 ) -> Sheet:
     """Plays with the client that `command` starts; with None, with one that a person starts with the invite
     that `say` is told. `names`: of checks or requirements, if not all are wanted. Raises LocalError where the
-    command cannot be started."""
+    command cannot be started, or a name is none of a check or requirement here."""
+    known = {check.name for check in CHECKS}.union(*(check.requires for check in CHECKS))
+    if unknown := names - known:
+        raise LocalError(
+            f"No check here is called {min(unknown)!r} or serves it. Leave --only out to see all."
+        )
     with tempfile.TemporaryDirectory(prefix="nous-node-conformance-") as folder:
-        return trio.run(_stand, command, names, tell, say, Path(folder))
+        try:
+            return trio.run(_stand, command, names, tell, say, Path(folder))
+        except* LocalError as group:
+            raise first_of(group) from None
 
 
 async def _stand(

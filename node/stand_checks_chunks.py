@@ -40,8 +40,8 @@ ASKED_S = 15.0
 DISCONNECT_S = 5.0
 UNDER_WAY_S = 1.0
 """After a wrong answer: requests that were under way by then arrive."""
-STALL_S = 75.0
-"""A chunk may be given 60 s before another source is asked."""
+STALL_S = 40.0
+"""Each 16,384 bytes of an answer that has begun get 10 s; then another source is asked, and a group made."""
 POLL_S = 45.0
 """Heads are asked for every 15 s; of several peers."""
 ASK_S = 10.0

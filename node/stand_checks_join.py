@@ -61,12 +61,12 @@ async def dials(scene: Scene) -> str:
 
 
 def false_heads(scene: Scene) -> list[FalseHead]:
-    """What is told to the first who ask, in this order; `traps` of the scene grow."""
+    """What is told to the first who ask, in this order."""
     run = scene.run
     other = msgspec.structs.replace(run.manifest, name="another run").to_bytes()
     envelope = run.folder.envelope
     bad, strange, base = run.trap(), run.trap(by=run.stranger), run.false_base()
-    scene.traps |= {UNSIGNED_HEAD: bad, STRANGERS_HEAD: strange, FALSE_BASE: base}
+    scene.head_traps |= {UNSIGNED_HEAD: bad, STRANGERS_HEAD: strange, FALSE_BASE: base}
     told = (
         (GARBAGE, b"\xc1" * 40),
         (NOT_MINE, encode(HeadReply(error=Code.WRONG_RUN.value))),
@@ -98,9 +98,11 @@ def _false_head(name: str, *requires: str) -> None:
     async def refused(scene: Scene) -> str:
         if name not in scene.desk.told:
             raise Untested("It did not ask often enough to be told this one.")
-        trap = scene.traps.get(name)
-        if trap is not None and (what := scene.sprung(trap)):
-            raise Failed(f"After a false head {what}.")
+        trap = scene.head_traps.get(name)
+        if trap is not None:
+            scene.traps[name] = trap
+            if what := scene.sprung(trap):
+                raise Failed(f"After a false head {what}.")
         scene.alive()
         return ""
 

@@ -71,7 +71,9 @@ class Scene:
         self.may_end = False
         """Whether the client's end is no fault."""
         self.traps: dict[str, Trap] = {}
-        """What was to be refused, by check."""
+        """What it was told and had to refuse, by check."""
+        self.head_traps: dict[str, Trap] = {}
+        """Those among the false heads, told or not."""
         self.lost = False
         """Whether there is no use in going on."""
         self._hellos_answered = 0
