@@ -12,7 +12,6 @@ export class Refused extends Error {
   }
 }
 
-/** Refuse, unless `test` holds. */
 export function must(test, code = 'wrong-type', measured, threshold) {
   if (!test) throw new Refused(code, measured, threshold)
 }
@@ -54,17 +53,13 @@ export function decode(bytes, limit = 1 << 24, values = MAP) {
     return Array.from({ length: n }, read)
   }
   const array = (n, depth) => elements(n, ARRAY, depth, () => value(depth + 1))
-  function map(n, depth) {
-    let before = null
-    return new Map(elements(n, MAP, depth, () => {
-      const key = value(depth + 1)
-      must(typeof key === 'string')
-      const raw = Buffer.from(key)
-      must(before === null || Buffer.compare(before, raw) < 0, 'not-canonical')
-      before = raw
-      return [key, value(depth + 1)]
-    }))
-  }
+  const map = (n, depth, before) => new Map(elements(n, MAP, depth, () => {
+    const key = value(depth + 1)
+    must(typeof key === 'string')
+    must(before === undefined || Buffer.compare(before, Buffer.from(key)) < 0, 'not-canonical')
+    before = Buffer.from(key)
+    return [key, value(depth + 1)]
+  }))
   function value(depth) {
     must(--values >= 0, 'out-of-range')
     const head = bytes[take(1)]
@@ -103,12 +98,12 @@ export function encode(value) {
     n < room ? head(fixed | n) : head(code + k, 1 << k, n)
   }
   function integer(n) {
+    must(n >= -(2n ** 63n) && n < 2n ** 63n, 'out-of-range')
     const k = n < 0 ? rank(-Number(n), 129, 32769, 2 ** 31 + 1) : rank(n, 256, 65536, 2 ** 32)
     n >= -32 && n < 128 ? head(Number(n) & 255) : head((n < 0 ? 0xd0 : 0xcc) + k, 1 << k, n)
   }
   function write(item) {
-    if (item === null) head(0xc0)
-    else if (typeof item === 'boolean') head(item ? 0xc3 : 0xc2)
+    if (item === null || typeof item === 'boolean') head(item === null ? 0xc0 : item ? 0xc3 : 0xc2)
     else if (typeof item === 'bigint' || Number.isSafeInteger(item)) integer(item)
     else if (item instanceof Real) head(0xcb, 8, new BigUint64Array(Float64Array.of(item.value).buffer)[0])
     else if (typeof item === 'string') {

@@ -5,7 +5,6 @@ import { compress, decompress, init } from '@bokuweb/zstd-wasm'
 import { Real, Refused, decode, encode, must } from './msgpack.js'
 
 await init() // libzstd
-const DOMAIN = 'nous/envelope/1\0'
 const MAX_MANIFEST = 16e6, MAX_BODY = 8e6, MAX_PAIR = 32001024, MAX_GROUP = 1 << 26, DISK = 2 ** 42, WINDOW = 1 << 23
 const MAX_INT = 2n ** 63n - 1n, TOKENS = 1 << 20, MAGNITUDE = 1e6, LIFE = 600000, SKEW = 30000, BIG = 262144
 export const MAX_ENVELOPE = 1e6 // where it is gossiped
@@ -27,21 +26,19 @@ const isReal = (value) => !isNaN(number(value))
 const real = (least = -Infinity, most = Infinity) => within(isReal, number, least, most, number)
 const one = (...values) => is((value) => values.includes(value))
 const nil = (of) => (value) => value === null ? null : of(value)
-const list = (of, least = 0, most = Infinity) =>
-  within(Array.isArray, length, least, most, (value) => value.map((item) => of(item)))
-const dict = (of, least = 0, most = Infinity) => within(isMap, (value) => value.size, least, most,
-  (value) => new Map([...value].map(([key, item]) => [key, of(item)])))
-const record = (shape, get) => (value) => Object.entries(shape).reduce((result, [key, of], index) => {
-  const name = key.replace('?', ''), item = get(value, name, index) // a key that ends in ? may be absent
-  if (item !== undefined || name === key) result[name] = of(item)
-  return result
-}, Object.create(null))
+const list = (of, least = 0, most = Infinity) => within(Array.isArray, length, least, most, (v) => v.map((x) => of(x)))
+const dict = (of, least = 0, most = Infinity) =>
+  within(isMap, (value) => value.size, least, most, (v) => new Map([...v].map(([key, item]) => [key, of(item)])))
+const record = (shape, get, check = itself) => (value) => {
+  const result = Object.create(null)
+  Object.entries(shape).forEach(([key, of], index) => {
+    const name = key.replace('?', ''), item = get(value, name, index) // a key that ends in ? may be absent
+    if (item !== undefined || name === key) result[name] = of(item)
+  })
+  return check(result), result
+}
 const row = (shape) => is(Array.isArray, record(shape, (value, name, index) => value[index])) // may be longer [ENC-10]
-const map = (shape, check = itself) => is(isMap, (value) => {
-  const result = record(shape, (_, name) => value.get(name))(value)
-  check(result)
-  return result
-})
+const map = (shape, check) => is(isMap, record(shape, (value, name) => value.get(name), check))
 
 const hash = bin(32, 32), key = hash, signature = bin(64, 64), uint = int(0), name = text(0, 256), named = text(1, 256)
 const above = real(Number.MIN_VALUE), share = real(0, 1), bool = one(true, false), counter = int(0, 2 ** 32 - 1)
@@ -110,8 +107,8 @@ function plain(value) {
   if (typeof value === 'number') return Number.isSafeInteger(value) ? value : new Real(value)
   if (Array.isArray(value)) return value.map(plain)
   if (value === null || typeof value !== 'object' || value instanceof Uint8Array || value instanceof Real) return value
-  const entries = isMap(value) ? [...value] : Object.entries(value)
-  return new Map(entries.filter(([, item]) => item !== undefined).map(([key, item]) => [key, plain(item)]))
+  const entries = isMap(value) ? [...value] : Object.entries(value).filter(([, item]) => item !== undefined)
+  return new Map(entries.map(([key, item]) => [key, plain(item)]))
 }
 
 function isSpoken(value) { // RUN-3, before the shape of all else
@@ -160,12 +157,10 @@ export function verify(key, message, sig) {
   const jwk = { kty: 'OKP', crv: 'Ed25519', x: Buffer.from(key).toString('base64url') }
   must(crypto.verify(null, message, crypto.createPublicKey({ key: jwk, format: 'jwk' }), sig), 'bad-signature')
 }
-/** IDN-1: base58btc of the identity multihash of the key, whose first byte is 0. */
-export function peerIdOf(key) {
-  const digit = (n) => '123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz'[n % 58n]
-  const digits = (n) => n > 0n ? digits(n / 58n) + digit(n) : '1'
-  return digits(BigInt('0x002408011220' + hex(key)))
-}
+const DIGITS = '123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz'
+const base58 = (n) => n > 0n ? base58(n / 58n) + DIGITS[n % 58n] : '1' // of bytes of which the first is 0
+/** IDN-1: base58btc of the identity multihash of the key. */
+export const peerIdOf = (key) => base58(BigInt('0x002408011220' + hex(key)))
 
 /** The content of one zstd frame [ENV-8]. What it claims is looked at before libzstd reserves memory for it: it has to
  * be `size`, or what `check` takes [DLT-4]. Reading beyond the bytes throws, which is as bad as all else here. */
@@ -185,6 +180,7 @@ export function unzip(frame, size, check = (told) => must(told === size && size 
   } catch (error) { throw error instanceof Refused ? error : new Refused('bad-compression') }
 }
 
+const preimage = (signed) => Buffer.concat([Buffer.from('nous/envelope/1\0'), signed])
 /** What an envelope says, in the order of GOS-1. `now`: times are checked; `run`, `kind`, `keys`: of this run, this
  * kind, by one of these keys; `known(head, id)` may refuse what came before; `limit`: bytes of the envelope. */
 export function openEnvelope(bytes, { now, run, kind, keys, known = itself, limit } = {}) {
@@ -201,7 +197,7 @@ export function openEnvelope(bytes, { now, run, kind, keys, known = itself, limi
   }
   known(head, id)
   must(keys === undefined || keys.some((key) => same(key, head.from)), 'wrong-role')
-  verify(head.from, Buffer.concat([Buffer.from(DOMAIN), signed]), sig)
+  verify(head.from, preimage(signed), sig)
   must(enc === (size === null ? null : 'zstd'), 'bad-compression')
   must((size ?? body.length) <= (['run', 'checkpoint'].includes(head.kind) ? MAX_MANIFEST : MAX_BODY), 'oversize')
   return { id, signed, sig, head, value, content: size === null ? body : unzip(body, size) }
@@ -211,7 +207,7 @@ export function seal({ kind, run, seq, now, body }, secret) {
   const zipped = compress(body), size = body.length
   const less = zipped.length < size && { enc: 'zstd', size, body: zipped }
   const signed = write('signed', { v: 1, kind, run, from: keyOf(secret), seq, ts: now, exp: now + LIFE, body, ...less })
-  return write('envelope', { sig: crypto.sign(null, Buffer.concat([Buffer.from(DOMAIN), signed]), secret), signed })
+  return write('envelope', { sig: crypto.sign(null, preimage(signed), secret), signed })
 }
 function open(kind, structure, envelope, options) {
   const opened = openEnvelope(envelope, { kind, ...options })
@@ -267,8 +263,7 @@ export function unplanes(bytes, form) {
   const width = FORMS[form].BYTES_PER_ELEMENT, count = bytes.length / width
   must(Number.isInteger(count))
   const raw = Uint8Array.from(bytes, (_, i) => bytes[i % width * count + Math.floor(i / width)])
-  const flat = new FORMS[form](raw.buffer)
-  return form === 'f16' ? Float32Array.from(flat, fromHalf) : flat
+  return form === 'f16' ? Float32Array.from(new Uint16Array(raw.buffer), fromHalf) : new FORMS[form](raw.buffer)
 }
 
 /** A group in the form of ROL-1 to ROL-13. */
@@ -292,8 +287,8 @@ function checkTrajectory({ segments, parents, reward, finish, advantage, ...arra
   must(logprobs.every(Number.isFinite), 'not-finite')
   must(logprobs.every((value) => value <= 0), 'logprobs')
   const many = arrays.advantages && unplanes(arrays.advantages, 'f32'), given = [...many ?? [], advantage ?? 0]
-  must(many === undefined || allowed && advantage === undefined && many.length === trained, 'advantages')
-  must(advantage === undefined || allowed, 'advantages')
+  must(!many || advantage === undefined && many.length === trained, 'advantages')
+  must(allowed || !many && advantage === undefined, 'advantages')
   must(given.every(Number.isFinite), 'not-finite')
   must([reward, ...given].every((value) => Math.abs(value) <= MAGNITUDE), 'out-of-range')
   const early = (span, i) => segments[i].trained && span.subarray(0, -1).some((token) => stops.has(token))
