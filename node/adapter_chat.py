@@ -1,7 +1,8 @@
-"""Ops of conversations: prompts, extensions and answers of a model folder that is made of each question."""
+"""Ops of conversations, in a model folder that is made of each question: prompts, extensions, whole ones."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import tempfile
@@ -10,8 +11,12 @@ from typing import Final
 
 import msgspec
 
+from nous_node.envs import transcripts
+from nous_node.envs.conversation import Conversations, Player
 from nous_node.envs.environment import Chat, Message, Tool
+from nous_node.protocol.rollouts import Trajectory, unpack_tokens
 
+from .adapter_policy import Replies
 from .adapter_question import Answer, Ask, Ops
 
 BYTES: Final = 256
@@ -53,6 +58,55 @@ def parsed(ask: Spoken) -> Answer:
     return {"message": msgspec.to_builtins(ask.opened().parse(ask.tokens))}
 
 
+class Asked(Ask, frozen=True):
+    """One question to the policy."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    count: int = 1
+    agent: str = ""
+
+
+class Played(Model, frozen=True, kw_only=True):
+    max_tokens: int
+    context: int
+    samples: list[list[list[Asked]]]
+    """What each sample asks, step by step; what is asked in one step does not wait for anything between."""
+    replies: list[list[str]]
+    """Of each trajectory; the last one for ever."""
+
+
+def played(ask: Played) -> Answer:
+    policy = Replies(ask.replies, len(ask.samples), ask.max_tokens, ask.context, ask.opened(), BYTES)
+    trajectories = asyncio.run(_conversed(policy, ask.samples))
+    return {"calls": policy.calls, "trajectories": [_segmented(one) for one in trajectories]}
+
+
+async def _conversed(policy: Replies, samples: list[list[list[Asked]]]) -> list[Trajectory]:
+    conversations = Conversations(policy)
+
+    async def episode(player: Player) -> float:
+        for step in samples[player.sample]:
+            await asyncio.gather(*(player.ask(_asked(one)) for one in step))
+        return 0.0
+
+    return conversations.finish(await conversations.play(episode))
+
+
+def _asked(one: Asked) -> transcripts.Ask:
+    return transcripts.Ask(one.messages, True, one.tools, one.count, None, (), one.agent)
+
+
+def _segmented(trajectory: Trajectory) -> Answer:
+    """Agent and segments, each with its role, whether it was sampled, and its tokens."""
+    tokens, position, segments = unpack_tokens(trajectory.tokens), 0, []
+    for segment in trajectory.segments:
+        piece = tokens[position : position + segment.length]
+        segments.append([int(segment.role), segment.trained, piece])
+        position += segment.length
+    return {"agent": trajectory.agent, "segments": segments}
+
+
 @functools.lru_cache(maxsize=64)
 def _opened(template: str, controls: tuple[str, ...], special: frozenset[str], created: int) -> Chat:
     from nous_node.envs.chat import load_chat
@@ -84,4 +138,4 @@ def _letters() -> list[str]:
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(BYTES)]
 
 
-OPS: Final[Ops] = {"chat": chat, "chat-parsed": parsed}
+OPS: Final[Ops] = {"chat": chat, "chat-parsed": parsed, "conversations": played}

@@ -17,6 +17,7 @@ import vectors_atropos
 import vectors_chat
 import vectors_checkpoints
 import vectors_content
+import vectors_conversations
 import vectors_deltas
 import vectors_encoding
 import vectors_envelopes
@@ -35,6 +36,7 @@ import vectors_questions
 import vectors_receipts
 import vectors_references
 import vectors_rollouts
+import vectors_replays
 import vectors_runs
 import vectors_schema
 import vectors_states
@@ -85,6 +87,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "evidence": (
         "The version before the named one, over groups of one key: chapter 08.",
         vectors_peers.evidence,
+    "replays": ("Groups of sort-digits that are played again: chapter 08.", vectors_replays.replays),
     ),
     "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_checkpoints.checkpoints),
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_checkpoints.chunks),
@@ -116,6 +119,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     ),
     "openenv": ("Answers and observations of OpenEnv servers.", vectors_openenv.openenv),
     "packages": ("Rows and random streams of packages of environments.", vectors_packages.packages),
+    "conversations": (
+        "Whole conversations: which trajectory a question goes on with, and their numbers: envs/chat.",
+        vectors_conversations.conversations,
+    ),
     "reasoning-gym": (
         "Prompts, answers and held-out seeds of environments of one question.",
         vectors_questions.questions,

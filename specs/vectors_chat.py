@@ -88,14 +88,14 @@ def loaded(template: str, controls: list[str], special: list[str], created: int 
 def chat() -> list[dict[str, Any]]:
     made = []
     for name, controls in CONTROLS.items():
-        model, format_ = _model(name), _format(name)
+        model, format_ = model_of(name), _format(name)
         made += [_prompted(name, model, format_, *one) for one in _conversations(name, controls)]
         made += [_extended(name, model, format_, *one) for one in _news(name, controls)]
     made += [_refused(lacks, template) for lacks, template in REFUSED.items()]
     return made + _answers()
 
 
-def _model(name: str) -> dict[str, Any]:
+def model_of(name: str) -> dict[str, Any]:
     controls = CONTROLS[name]
     return {
         "template": (TEMPLATES / f"{name}.jinja").read_text(),
@@ -107,7 +107,7 @@ def _model(name: str) -> dict[str, Any]:
 
 @functools.cache
 def _format(name: str) -> ModelChat:
-    return loaded(**_model(name))
+    return loaded(**model_of(name))
 
 
 def _conversations(name: str, controls: list[str]) -> list[tuple[str, list[Message], list[Tool]]]:
@@ -197,7 +197,7 @@ SAID = (
 def _answers() -> list[dict[str, Any]]:
     made = []
     for name, what, text in SAID:
-        model, format_ = _model(name), _format(name)
+        model, format_ = model_of(name), _format(name)
         for ended in (True, False):
             tokens = [*text.encode(), *([256] if ended else [])]
             message = msgspec.to_builtins(format_.parse(tokens))

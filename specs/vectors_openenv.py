@@ -126,5 +126,8 @@ def _configs() -> list[dict[str, Any]]:
     ]
     return [
         *(case(comment, "OPE-1", "valid config", config=config) for comment, config in valid),
-        *(case(comment, "OPE-1", "invalid config", config=config, refused=True) for comment, config in invalid),
+        *(
+            case(comment, "OPE-1", "invalid config", config=config, refused=True)
+            for comment, config in invalid
+        ),
     ]

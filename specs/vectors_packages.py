@@ -73,10 +73,20 @@ def _configs() -> list[dict[str, Any]]:
     ]
     return [
         *(
-            case(comment, rule, "valid config", interface=INTERFACES[rule], config=config, settings=_reader(rule)(config)[1])
+            case(
+                comment,
+                rule,
+                "valid config",
+                interface=INTERFACES[rule],
+                config=config,
+                settings=_reader(rule)(config)[1],
+            )
             for comment, rule, config in valid
         ),
-        *(case(comment, rule, "invalid config", interface=INTERFACES[rule], config=config, refused=True) for comment, rule, config in refused),
+        *(
+            case(comment, rule, "invalid config", interface=INTERFACES[rule], config=config, refused=True)
+            for comment, rule, config in refused
+        ),
     ]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from vectors_games import gymnasium_games
+from vectors_puzzles import puzzles
 from vectors_world import case
 
 from nous_node.envs.expressions import is_formula
@@ -15,7 +17,7 @@ QUESTION = "What is 3 + 4? {question}"
 
 
 def questions() -> list[dict[str, Any]]:
-    return [*_prompts(), *_answers(), *_formulas(), *_held_out()]
+    return [*_prompts(), *_answers(), *_formulas(), *_held_out(), *puzzles()]
 
 
 def _formulas() -> list[dict[str, Any]]:
@@ -116,7 +118,7 @@ def _held_out() -> list[dict[str, Any]]:
 
 
 def games() -> list[dict[str, Any]]:
-    return [*_actions(), *_advantages()]
+    return [*_actions(), *_advantages(), *gymnasium_games()]
 
 
 def _actions() -> list[dict[str, Any]]:

@@ -23,6 +23,19 @@ OBJECT = {"type": "object"}
 OBJECTS = {"type": "array", "items": OBJECT}
 FIGURE = {"anyOf": [NUMBER, {"const": None}], "description": "null: no number"}
 
+PLAYED: dict[str, Any] = {
+    "releases?": RELEASES,
+    "seed?": HEX,
+    "group?": INT,
+    "max_tokens?": INT,
+    "context?": INT,
+    "replies?": {"type": "array", "items": TEXTS},
+    "calls?": {"type": "array", "items": INTS},
+    "trajectories?": OBJECTS,
+    "refused?": REFUSED,
+}
+"""A whole game."""
+
 FIELDS: dict[str, dict[str, Any]] = {
     "versions": {
         "id": TEXT,
@@ -166,6 +179,16 @@ FIELDS: dict[str, dict[str, Any]] = {
         "tolerance": NUMBER,
     },
     "repetition": {
+    "replays": {
+        "body": HEX,
+        "seed": HEX,
+        "length": INT,
+        "level": INT,
+        "rewards?": NUMBERS,
+        "code?": CODE,
+        "measured?": NUMBER,
+        "tolerance": NUMBER,
+    },
         "tokens": INTS,
         "stop": INTS,
         "code?": CODE,
@@ -258,6 +281,19 @@ FIELDS: dict[str, dict[str, Any]] = {
         "solution?": TEXT,
         "answer?": TEXT,
         "ended?": BOOL,
+    "conversations": {
+        "template": TEXT,
+        "controls": TEXTS,
+        "special": TEXTS,
+        "created": INT,
+        "max_tokens": INT,
+        "context": INT,
+        "samples": {"type": "array", "items": {"type": "array"}},
+        "replies": {"type": "array", "items": TEXTS},
+        "calls?": {"type": "array", "items": INTS},
+        "trajectories?": OBJECTS,
+        "refused?": REFUSED,
+    },
         "reward?": NUMBER,
         "text?": TEXT,
     },
@@ -302,7 +338,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "game?": TEXT,
         "config?": OBJECT,
         "settings?": OBJECT,
-        "refused?": REFUSED,
+        **PLAYED,
     },
     "gymnasium": {
         "game?": TEXT,
@@ -320,6 +356,9 @@ FIELDS: dict[str, dict[str, Any]] = {
         "place?": TEXT,
         "said?": TEXT,
         "formula?": BOOL,
+        "config?": OBJECT,
+        "levels?": INT,
+        **PLAYED,
         "answer?": {"anyOf": [TEXT, {"const": None}], "description": "null: none"},
         "id?": TEXT,
         "index?": INT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vectors_games import textarena_games
 from vectors_world import case
 
 from nous_node.envs.errors import BadConfig
@@ -15,7 +16,7 @@ MOVE = "PLAYER_ACTION"
 
 
 def textarena() -> list[dict[str, Any]]:
-    return [*_told(), *_prompts(), *_moves(), *_earned(), *_settings()]
+    return [*_told(), *_prompts(), *_moves(), *_earned(), *_settings(), *textarena_games()]
 
 
 def _told() -> list[dict[str, Any]]:
