@@ -115,8 +115,8 @@ const OPS = {
   chains: ({ manifest, chain }) => ({ chain: checkChain(read('checkpoint-manifest', manifest), chain.map(bytesOf)).length }),
   equivocations: (q) => structures.openEquivocation(q.proof, q.run, ofRun(q)),
   deltas({ parent, delta, tensors }) {
-    const hashes = new Map(Object.entries(tensors).map(([name, hash]) => [name, bytesOf(hash)])), contents = []
-    return { result: applyDelta(parent, delta, hashes, contents), contents }
+    const hashes = new Map(Object.entries(tensors).map(([name, hash]) => [name, bytesOf(hash)]))
+    return { result: applyDelta(parent, delta, hashes) }
   },
   receipts: (q) => ({ body: structures.openReceipts(q.envelope, q.run, ofRun(q)).content }),
   hellos: ({ body }) => read('hello', body) && { body: encode(decode(body)) },
