@@ -35,8 +35,8 @@ import vectors_proofs
 import vectors_questions
 import vectors_receipts
 import vectors_references
-import vectors_rollouts
 import vectors_replays
+import vectors_rollouts
 import vectors_runs
 import vectors_schema
 import vectors_states
@@ -80,6 +80,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
         "Verdicts on given log-probs and distances (null: no number): chapter 08.",
         vectors_verification.verification,
     ),
+    "replays": ("Groups of sort-digits that are played again: chapter 08.", vectors_replays.replays),
     "copies": ("Sampled tokens that came before: chapter 08.", vectors_content.copies),
     "repetition": ("Sampled tokens that only repeat themselves: chapter 08.", vectors_content.repetition),
     "ends": ("How likely a stop token was (null: no number): chapter 08.", vectors_content.ends),
@@ -87,7 +88,6 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "evidence": (
         "The version before the named one, over groups of one key: chapter 08.",
         vectors_peers.evidence,
-    "replays": ("Groups of sort-digits that are played again: chapter 08.", vectors_replays.replays),
     ),
     "checkpoints": ("Checkpoint manifests: chapter 09.", vectors_checkpoints.checkpoints),
     "chunks": ("Chunks and their hashes: chapter 09.", vectors_checkpoints.chunks),
@@ -112,6 +112,10 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "nous-default": ("Logits of the embedded default model.", vectors_model.model),
     "forward": ("Logits of small models that come with their weights.", vectors_forward.models),
     "chat": ("Conversations in tokens, refused templates, answers: envs/chat.", vectors_chat.chat),
+    "conversations": (
+        "Whole conversations: which trajectory a question goes on with, and their numbers: envs/chat.",
+        vectors_conversations.conversations,
+    ),
     "sort-digits": ("Tasks and rewards of the environment sort-digits.", vectors_tasks.sort_digits),
     "atropos": (
         "Scored groups of Atropos environments as rewards and advantages.",
@@ -119,10 +123,6 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     ),
     "openenv": ("Answers and observations of OpenEnv servers.", vectors_openenv.openenv),
     "packages": ("Rows and random streams of packages of environments.", vectors_packages.packages),
-    "conversations": (
-        "Whole conversations: which trajectory a question goes on with, and their numbers: envs/chat.",
-        vectors_conversations.conversations,
-    ),
     "reasoning-gym": (
         "Prompts, answers and held-out seeds of environments of one question.",
         vectors_questions.questions,
