@@ -100,7 +100,9 @@ def stream(ask: Frame) -> Answer:
         raise BadQuestion(f"There is no message {ask.message[:64]!r} of a stream.")
     kind, limit = MESSAGES[ask.message]
     data = _framed(ask.frame, limit)
-    return {"value": tagged(decode(data, limit)), "frame": _frame(encode(read(data, kind, limit))).hex()}
+    read(data, kind, limit)
+    value = decode(data, limit)
+    return {"value": tagged(value), "frame": _frame(encode(value)).hex()}
 
 
 def _framed(frame: bytes, limit: int) -> bytes:
@@ -282,7 +284,8 @@ class Body(Ask, frozen=True):
 
 
 def hello(ask: Body) -> Answer:
-    return {"body": encode(read(ask.body, receipts.Hello, ROOM)).hex()}
+    read(ask.body, receipts.Hello, ROOM)
+    return {"body": encode(decode(ask.body, ROOM)).hex()}
 
 
 class Equivocation(Ask, frozen=True):

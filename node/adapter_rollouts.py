@@ -176,8 +176,9 @@ def fetched(ask: Fetched) -> Answer:
             if len(piece) != length:
                 raise RemoteError(Code.SIZE_MISMATCH, f"A chunk has {len(piece)} bytes, not {length}.")
             check_chunk(piece, digest)
-    group = open_group(found, unpack(found, ask.frame))
-    return {"value": tagged(decode(ask.body, ROOM)), "group": group.to_bytes().hex()}
+    group = unpack(found, ask.frame)
+    open_group(found, group)
+    return {"value": tagged(decode(ask.body, ROOM)), "group": group.hex()}
 
 
 OPS: Final[Ops] = {

@@ -19,6 +19,9 @@ RUN: Final = 8
 DEPTH: Final = 40
 """Levels of arrays around a value: more than any reader follows."""
 
+MAX_COUNT: Final = (1 << 32) - 1
+"""Entries that a header can say."""
+
 TELLING: Final = tuple(
     bytes.fromhex(text)
     for text in (
@@ -143,7 +146,7 @@ def _blob_head(length: int, text: bool) -> bytes:
 
 
 def _branch_head(node: Branch) -> bytes:
-    count = max(0, len(node.items) // node.step + node.lie)
+    count = min(max(0, len(node.items) // node.step + node.lie), MAX_COUNT)
     if node.wide == 0 and count < 16:
         return bytes([(0x80 if node.is_map else 0x90) | count])
     first = 0xDE if node.is_map else 0xDC
