@@ -22,6 +22,7 @@ from . import (
     adapter_environments,
     adapter_forward,
     adapter_games,
+    adapter_local,
     adapter_messages,
     adapter_model,
     adapter_rollouts,
@@ -60,6 +61,7 @@ OPS: Final[Ops] = {
     **adapter_games.OPS,
     **adapter_model.OPS,
     **adapter_forward.OPS,
+    **adapter_local.OPS,
 }
 
 

@@ -13,8 +13,9 @@ Zeroconf is opened on one interface: that of the default route, or the one that 
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from .network_errors import DiscoveryError
 SERVICE = "_nous-run._tcp.local."
 LOOPBACK = "127.0.0.1"
 
-RUN_ID_BYTES = 32
+RUN_ID = re.compile(rb"[0-9a-fA-F]{64}")
 # Of a TXT record: a handful of addresses, each within the 255 bytes of one TXT string.
 MAX_ADDRESSES = 8
 MAX_ADDRESS_BYTES = 240
@@ -73,11 +74,16 @@ async def advertise(
             await trio.to_thread.run_sync(zeroconf.close)  # says goodbye, too
 
 
+def others_reach(addresses: Iterable[str]) -> list[str]:
+    """Those that other machines can reach. [DSC-1]"""
+    return [address for address in addresses if f"/{LOOPBACK}/" not in address]
+
+
 @asynccontextmanager
 async def nearby(run_id: bytes, addresses: Iterable[str]) -> AsyncIterator[None]:
     """Like `advertise`, for a node that works as well without: only if others can reach one of its
     addresses, and quietly not where the interface cannot be used."""
-    public = [address for address in addresses if f"/{LOOPBACK}/" not in address]
+    public = others_reach(addresses)
     async with AsyncExitStack() as stack:
         if public:
             with suppress(DiscoveryError):
@@ -116,7 +122,7 @@ async def discover(deadline: float, interface: str | None = None) -> list[Found]
     finally:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(zeroconf.close)
-    found = (_found(info.properties) for info in infos if info is not None)
+    found = (heard(info.properties) for info in infos if info is not None)
     return [entry for entry in found if entry is not None]
 
 
@@ -149,18 +155,26 @@ async def _open(interface: str) -> Zeroconf:
         raise DiscoveryError(interface, str(error)) from error
 
 
+def record(run_id: bytes, addresses: Sequence[str]) -> dict[bytes, bytes]:
+    """Of the TXT record, by key."""
+    told = {b"a%d" % number: address.encode() for number, address in enumerate(addresses[:MAX_ADDRESSES])}
+    return {b"run": run_id.hex().encode(), **told}
+
+
+def label(run_id: bytes, addresses: Sequence[str]) -> str:
+    """The instance, while nobody else has its name."""
+    return f"{run_id.hex()[:12]}-{addresses[0][-8:] if addresses else 'none'}"
+
+
 def _service_info(run_id: bytes, addresses: tuple[str, ...], interface: str) -> ServiceInfo:
-    properties = {b"run": run_id.hex().encode()}
-    for number, address in enumerate(addresses[:MAX_ADDRESSES]):
-        properties[b"a%d" % number] = address.encode()
-    label = f"{run_id.hex()[:12]}-{addresses[0][-8:] if addresses else 'none'}"
+    instance = label(run_id, addresses)
     return ServiceInfo(
         SERVICE,
-        f"{label}.{SERVICE}",
+        f"{instance}.{SERVICE}",
         port=_port(addresses),
         addresses=[ipaddress.IPv4Address(interface).packed],
-        properties=properties,
-        server=f"{label}.local.",
+        properties=record(run_id, addresses),
+        server=f"{instance}.local.",
     )
 
 
@@ -171,15 +185,15 @@ def _port(addresses: tuple[str, ...]) -> int:
     return int(port) if port.isdecimal() else 0
 
 
-def _found(properties: Mapping[bytes, bytes | None]) -> Found | None:
-    """A TXT record from the network; None unless it is one of ours."""
+def heard(properties: Mapping[bytes, bytes | None]) -> Found | None:
+    """A TXT record from the network; None unless it is one of ours. [DSC-2]"""
+    named = properties.get(b"run") or b""
+    if not RUN_ID.fullmatch(named):
+        return None
     try:
-        run_id = bytes.fromhex((properties.get(b"run") or b"").decode("ascii"))
         raw = [properties.get(b"a%d" % number) for number in range(MAX_ADDRESSES)]
         addresses = tuple(entry.decode("ascii") for entry in raw if entry)
     except ValueError:
         return None
     sane = all(len(text) <= MAX_ADDRESS_BYTES and text.startswith("/") for text in addresses)
-    if len(run_id) != RUN_ID_BYTES or not addresses or not sane:
-        return None
-    return Found(run_id, addresses)
+    return Found(bytes.fromhex(named.decode()), addresses) if addresses and sane else None

@@ -27,6 +27,7 @@ import vectors_forward
 import vectors_gossip
 import vectors_handouts
 import vectors_introductions
+import vectors_local
 import vectors_model
 import vectors_openenv
 import vectors_packages
@@ -60,6 +61,12 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
         "Addresses of peers that are passed on or believed: chapter 03.",
         vectors_introductions.introductions,
     ),
+    "display": (
+        "Texts of strangers, and what of them is not shown as it is: chapter 00.",
+        vectors_local.display,
+    ),
+    "announcements": ("Records of a run on the local network: chapter 05.", vectors_local.announcements),
+    "turns": ("Which uniforms the turns of a trajectory take: chapter 06.", vectors_local.turns),
     "shards": ("Which rollout topic a key belongs to: chapter 04.", vectors_runs.shards),
     "gossip": ("Verdicts on messages in their order: chapter 04.", vectors_gossip.gossip),
     "runs": ("Run manifests: chapter 05.", vectors_runs.runs),

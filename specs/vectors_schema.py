@@ -89,6 +89,15 @@ FIELDS: dict[str, dict[str, Any]] = {
         "result": TEXTS,
     },
     "shards": {"key": HEX, "shards": INT, "shard": INT},
+    "display": {"text": TEXT, "held": INTS},
+    "announcements": {
+        "run": {"anyOf": [HEX, {"const": None}]},
+        "addresses": {"anyOf": [TEXTS, {"const": None}]},
+        "instance?": {"anyOf": [TEXT, {"const": None}]},
+        "record?": {"anyOf": [OBJECT, {"const": None}]},
+        "properties?": OBJECT,
+    },
+    "turns": {"key": HEX, "turns": {"type": "array"}, "uniforms": {"type": "array"}},
     "forward": {
         "config": OBJECT,
         "weights": HEX,

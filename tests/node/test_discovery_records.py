@@ -29,11 +29,11 @@ def test_records_have_the_names_and_keys_of_the_chapter() -> None:
     assert info.addresses == [bytes([192, 0, 2, 7])]
     keys = {key for key, _ in info.properties.items()}
     assert keys == {b"run"} | {b"a%d" % number for number in range(MAX_ADDRESSES)}
-    assert discovery._found(info.properties) == Found(RUN, addresses[:MAX_ADDRESSES])
+    assert discovery.heard(info.properties) == Found(RUN, addresses[:MAX_ADDRESSES])
 
 
 def test_a_record_is_read_whatever_else_it_holds() -> None:
-    assert discovery._found(record(more=b"\xff", a5=b"/ip6/::1")) == Found(RUN, (ADDRESS, "/ip6/::1"))
+    assert discovery.heard(record(more=b"\xff", a5=b"/ip6/::1")) == Found(RUN, (ADDRESS, "/ip6/::1"))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_record_is_read_whatever_else_it_holds() -> None:
     ],
 )
 def test_a_record_of_another_form_is_no_run(changes: dict[str, bytes | None]) -> None:
-    assert discovery._found(record(**changes)) is None
+    assert discovery.heard(record(**changes)) is None
 
 
 async def test_a_node_that_only_this_machine_reaches_stays_silent(monkeypatch: pytest.MonkeyPatch) -> None:

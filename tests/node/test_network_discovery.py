@@ -37,5 +37,5 @@ KEYS = st.sampled_from([b"run", b"a0", b"a1", b"a7", b"other"])
 
 @given(st.dictionaries(KEYS, st.one_of(st.none(), st.binary(max_size=300))))
 def test_any_txt_record_is_a_run_or_nothing(properties) -> None:
-    found = discovery._found(properties)
+    found = discovery.heard(properties)
     assert found is None or (len(found.run_id) == 32 and found.addresses)
