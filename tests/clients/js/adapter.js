@@ -3,12 +3,14 @@ import { readFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { applyDelta, checkChain, checkChunk, chunksOf, entryOf, readSafetensors, widen } from './checkpoints.js'
 import { Real, Refused, decode, encode, must } from './msgpack.js'
-import * as policy from './policy.js'
-import * as structures from './structures.js'
+import { assign, choose, distance, keystream, limitAt, loadPolicy, sortDigits, taskSeed, textOf, tokensOf, uniforms,
+  verify as measure } from './policy.js'
+import { filesHash, frame as framed, hex, keyOf, openBlob, openCheckpoint, openEnvelope, openEquivocation, openReceipts,
+  openReferenced, openRun, peerIdOf, planes as planesOf, read, readBitmap, readGroup, readInvite, readReference,
+  secretOf, sha256, shardOf, topics, unframe, unplanes, verify, weightsHash, write, writeBitmap } from './structures.js'
 
-const { hex, read, sha256, write } = structures, { sortDigits, tokensOf } = policy
-const HEX = ['beacon', 'body', 'bytes', 'checkpoint', 'data', 'delta', 'entry', 'envelope', 'frame', 'hash', 'have', 'key',
-  'manifest', 'parent', 'planes', 'proof', 'reply', 'run', 'seed', 'signature']
+const HEX = ['beacon', 'body', 'bytes', 'checkpoint', 'data', 'delta', 'entry', 'envelope', 'frame', 'hash', 'have',
+  'key', 'manifest', 'parent', 'planes', 'proof', 'reply', 'run', 'seed', 'signature']
 const bytesOf = (value) => typeof value === 'string' ? Buffer.from(value, 'hex')
   : Buffer.concat(value.map(([piece, count]) => Buffer.alloc(piece.length / 2 * count, piece, 'hex')))
 const numbers = (list, absent) => list.map((value) => value ?? absent)
@@ -36,13 +38,8 @@ function checkFile(entry, data) {
   for (const { hash, length } of chunksOf(entry)) checkChunk(hash, data.subarray(at, at += length), length)
 }
 
-let own // the default of the release that this client lies in
-function defaultPolicy() {
-  const file = (name) => readFileSync(new URL(`../../../trainer/default/${name}`, import.meta.url))
-  const weights = file('model.safetensors'), tensors = readSafetensors(weights)
-  const values = [...tensors.keys()].sort().map((name) => new Uint8Array(widen(tensors.get(name), tensors.get(name).shape).buffer))
-  return { start: policy.loadPolicy(weights, JSON.parse(file('config.json'))).start, weights: sha256(...values) }
-}
+// The default of the release that this client lies in: a volunteer fetches it, a vector does not bring it.
+const ours = (name) => readFileSync(new URL(`../../../trainer/default/${name}`, import.meta.url))
 
 const OPS = {
   client: () => ({ name: 'nous-volunteer-js', version: '0.1.0' }),
@@ -51,60 +48,56 @@ const OPS = {
     return { value: tagged(value), bytes: encode(value) }
   },
   identities({ seed }) {
-    const key = structures.keyOf(structures.secretOf(seed))
-    return { key, peer_id: structures.peerIdOf(key) }
+    const key = keyOf(secretOf(seed))
+    return { key, peer_id: peerIdOf(key) }
   },
-  signatures: ({ key, message, signature }) => structures.verify(key, bytesOf(message), signature),
+  signatures: ({ key, message, signature }) => verify(key, bytesOf(message), signature),
   envelopes({ envelope, now }) {
-    const { value, content, signed, ...opened } = structures.openEnvelope(envelope, { now: now ?? undefined })
+    const { value, content, signed, ...opened } = openEnvelope(envelope, { now: now ?? undefined })
     const preimage = Buffer.concat([Buffer.from('nous/envelope/1\0'), signed])
     return { ...opened, head: tagged(value), signed, preimage, content_sha256: sha256(content) }
   },
   streams({ message, frame }) {
-    structures.unframe(message, frame)
+    unframe(message, frame)
     const head = frame.subarray(0, 4), value = decode(frame.subarray(4, 4 + head.readUInt32BE()), 1 << 26)
     return { value: tagged(value), frame: Buffer.concat([head, encode(value)]) }
   },
   bitmaps({ have, chunks }) {
-    const held = structures.readBitmap(have, chunks)
-    return { held, have: structures.writeBitmap(held, chunks) }
+    const held = readBitmap(have, chunks)
+    return { held, have: writeBitmap(held, chunks) }
   },
-  blobs: ({ hash, reply }) => ({
-    request: structures.frame('blob-request', { hash }), data: structures.openBlob(hash, reply) }),
-  shards: ({ key, shards }) => ({ shard: structures.shardOf(key, shards) }),
+  blobs: ({ hash, reply }) => ({ request: framed('blob-request', { hash }), data: openBlob(hash, reply) }),
+  shards: ({ key, shards }) => ({ shard: shardOf(key, shards) }),
   runs({ envelope, run }) {
-    const { content } = structures.openRun(envelope, run), { rollouts, checkpoints, receipts } = structures.topics(run)
+    const { content } = openRun(envelope, run), { rollouts, checkpoints, receipts } = topics(run)
     return { manifest: content, value: valueOf(content), topics: { 'rollouts/0': rollouts(0), checkpoints, receipts } }
   },
-  invites: ({ text }) => structures.readInvite(text),
+  invites: ({ text }) => readInvite(text),
   tasks({ run, checkpoint, beacon, key, counter, weights, samples }) {
-    const seed = policy.taskSeed(run, checkpoint, beacon, key, counter), drawn = policy.assign(seed, weights, samples)
+    const seed = taskSeed(run, checkpoint, beacon, key, counter), drawn = assign(seed, weights, samples)
     return { ...drawn, seed, task_seed: drawn.taskSeed, sampler_keys: drawn.samplerKeys }
   },
-  uniforms: ({ key, start, count }) => ({
-    keystream: policy.keystream(key, start, count), uniforms: policy.uniforms(key, start, count) }),
-  choices: (q) => policy.choose(numbers(q.logits, -Infinity), q.temperature, q.uniform),
-  distances: (q) => policy.distance(numbers(q.logits, -Infinity), q.temperature, q.uniform, q.token),
+  uniforms: (q) => ({ keystream: keystream(q.key, q.start, q.count), uniforms: uniforms(q.key, q.start, q.count) }),
+  choices: (q) => choose(numbers(q.logits, -Infinity), q.temperature, q.uniform),
+  distances: (q) => distance(numbers(q.logits, -Infinity), q.temperature, q.uniform, q.token),
   arrays({ planes, form }) {
-    const values = structures.unplanes(planes, form)
-    return { values, planes: structures.planes(values, form) }
+    const values = unplanes(planes, form)
+    return { values, planes: planesOf(values, form) }
   },
-  rollouts: (q) => structures.readGroup(q.body, ofRun(q)) && { value: valueOf(q.body) },
-  references: (q) => structures.readReference(q.body, ofRun(q)) && { value: valueOf(q.body) },
-  'references-fetched'(q) {
-    const { content } = structures.openReferenced(structures.readReference(q.body, ofRun(q)), q.frame)
-    return { value: valueOf(q.body), group: content }
-  },
-  limits: (q) => ({ at: policy.limitAt(q, q.tokens, q.reference) }),
+  rollouts: (q) => readGroup(q.body, ofRun(q)) && { value: valueOf(q.body) },
+  references: (q) => readReference(q.body, ofRun(q)) && { value: valueOf(q.body) },
+  'references-fetched': (q) => (
+    { group: openReferenced(readReference(q.body, ofRun(q)), q.frame).content, value: valueOf(q.body) }),
+  limits: (q) => ({ at: limitAt(q, q.tokens, q.reference) }),
   verification(q) {
     const part = (one) => Object.fromEntries(Object.entries(one).map(([name, list]) => [name, numbers(list, NaN)]))
-    return policy.verify(ofRun(q).thresholds, q.trajectories.map(part))
+    return measure(ofRun(q).thresholds, q.trajectories.map(part))
   },
   checkpoints(q) {
-    const { content, hash, manifest } = structures.openCheckpoint(q.envelope, q.run, ofRun(q)), { files, tensors } = manifest
+    const { content, hash, manifest: { files, tensors } } = openCheckpoint(q.envelope, q.run, ofRun(q))
     q.contents?.forEach((data, i) => checkFile(files[i], bytesOf(data)))
-    return { manifest: content, value: valueOf(content), hash, files_hash: structures.filesHash(files),
-      weights_hash: structures.weightsHash(tensors) }
+    const hashes = { hash, files_hash: filesHash(files), weights_hash: weightsHash(tensors) }
+    return { manifest: content, value: valueOf(content), ...hashes }
   },
   chunks: ({ data, hash }) => ({ data: checkChunk(hash, data) }),
   trees({ entry, data }) {
@@ -112,27 +105,28 @@ const OPS = {
     checkFile(file, data)
     return { entry: write('file-entry', entryOf(file.path, data, file.chunk)) }
   },
-  chains: ({ manifest, chain }) => ({ chain: checkChain(read('checkpoint-manifest', manifest), chain.map(bytesOf)).length }),
-  equivocations: (q) => structures.openEquivocation(q.proof, q.run, ofRun(q)),
+  chains: ({ manifest, chain }) => void checkChain(read('checkpoint-manifest', manifest), chain.map(bytesOf)),
+  equivocations: (q) => openEquivocation(q.proof, q.run, ofRun(q)),
   deltas({ parent, delta, tensors }) {
     const hashes = new Map(Object.entries(tensors).map(([name, hash]) => [name, bytesOf(hash)]))
     return { result: applyDelta(parent, delta, hashes) }
   },
-  receipts: (q) => ({ body: structures.openReceipts(q.envelope, q.run, ofRun(q)).content }),
+  receipts: (q) => ({ body: openReceipts(q.envelope, q.run, ofRun(q)).content }),
   hellos: ({ body }) => read('hello', body) && { body: encode(decode(body)) },
   seeds: ({ seed }) => ({ small: seed.readUInt32LE() >>> 1 }),
   'sort-digits'({ seed, length, level }) {
     const { prompt, solution } = sortDigits.task(seed, length, level)
     return { prompt, tokens: tokensOf(prompt), solution }
   },
-  'sort-digits-score': ({ seed, length, level, answer, ended }) => ({
-    reward: sortDigits.score(sortDigits.task(seed, length, level).solution, answer, ended) }),
-  'sort-digits-text': ({ tokens }) => ({ text: policy.textOf(tokens) }),
-  forward: ({ config, weights, tokens }) => ({
-    logits: policy.loadPolicy(bytesOf(weights), config).start().feed(tokens) }),
+  'sort-digits-score': ({ seed, length, level, answer, ended }) => (
+    { reward: sortDigits.score(sortDigits.task(seed, length, level).solution, answer, ended) }),
+  'sort-digits-text': ({ tokens }) => ({ text: textOf(tokens) }),
+  forward: ({ config, weights, tokens }) => ({ logits: loadPolicy(bytesOf(weights), config).start().feed(tokens) }),
   'nous-default'({ text }) {
-    const { start, weights } = own ??= defaultPolicy()
-    return { weights, tokens: tokensOf(text), logits: start().feed(tokensOf(text)) }
+    const file = ours('model.safetensors'), policy = loadPolicy(file, JSON.parse(ours('config.json')))
+    const tensors = [...readSafetensors(file)].sort(([a], [b]) => a < b ? -1 : 1).map(([, tensor]) => tensor)
+    const values = tensors.map((tensor) => new Uint8Array(widen(tensor, tensor.shape).buffer)), tokens = tokensOf(text)
+    return { weights: sha256(...values), tokens, logits: policy.start().feed(tokens) }
   },
 }
 
