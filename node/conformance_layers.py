@@ -117,6 +117,15 @@ def _content(outer: bytes) -> bytes:
     return unframed(body) if "enc" in head else body
 
 
+def _packed(outer: bytes) -> bytes:
+    """The body as a compressor makes it, with a checksum."""
+    return zstandard.ZstdCompressor(write_checksum=True).compress(_content(outer))
+
+
+def _with_packed(scene: Scene, outer: bytes, inner: bytes) -> bytes:
+    return encode({**_map(outer), "body": inner, "enc": "zstd", "size": len(_content(outer))})
+
+
 def _with_content(scene: Scene, outer: bytes, inner: bytes) -> bytes:
     return encode(_head(outer, inner))
 
@@ -209,6 +218,15 @@ def result(parent: bytes, delta: bytes) -> dict[str, bytes]:
     return {name: digest.digest() for name, digest in hashes.items()}
 
 
+def _parent_header(outer: bytes) -> bytes:
+    return outer[SIZE_BYTES : SIZE_BYTES + header_length(outer[:SIZE_BYTES])]
+
+
+def _with_parent_header(scene: Scene, outer: bytes, inner: bytes) -> bytes:
+    data = outer[SIZE_BYTES + header_length(outer[:SIZE_BYTES]) :]
+    return len(inner).to_bytes(SIZE_BYTES, "little") + inner + data
+
+
 _LENGTH: Final = slice(len(MAGIC), len(MAGIC) + LENGTH_BYTES)
 
 
@@ -252,6 +270,7 @@ def _same(outer: bytes) -> bytes:
 
 SEALED: Final = Layer("signed", _at("signed").open, _signed(DOMAIN_ENVELOPE, "from"))
 CONTENT: Final = Layer("body", _content, _with_content)
+PACKED: Final = Layer("frame", _packed, _with_packed)
 MANIFEST: Final = Layer("manifest", _content, _with_manifest)
 ALONE: Final = Layer("alone", _same, _without_contents)
 FRAMED: Final = Layer("frame", lambda outer: outer[FRAME_BYTES:], _framed)
@@ -260,6 +279,7 @@ GROUP: Final = Layer("group", unframed, _with_group)
 LINK: Final = Layer("link", _same, _with_link)
 RESULT: Final = Layer("result", _same, _with_result)
 PARENT: Final = Layer("parent", _same, _with_parent)
+PARENT_HEADER: Final = Layer("header", _parent_header, _with_parent_header)
 HEADER: Final = Layer("header", _delta_header, _with_header)
 PAYLOAD: Final = Layer("payload", _payload, _with_payload)
 PROOF: Final = Layer("signed", _at("signed").open, _signed(DOMAIN_PROOF, "key"))
@@ -269,7 +289,7 @@ RUN: Final = _at("run")
 STANDING: Final = _at("standing")
 
 Chain: TypeAlias = tuple[Layer, ...]
-_ENVELOPE: Final[tuple[Chain, ...]] = ((), (SEALED,), (SEALED, CONTENT))
+_ENVELOPE: Final[tuple[Chain, ...]] = ((), (SEALED,), (SEALED, CONTENT), (SEALED, PACKED))
 
 INPUTS: Final[Mapping[str, Mapping[str, tuple[Chain, ...]]]] = {
     "encoding": {"bytes": ((),)},
@@ -293,7 +313,7 @@ INPUTS: Final[Mapping[str, Mapping[str, tuple[Chain, ...]]]] = {
         "proof": ((), (FIRST, SEALED), (SECOND, SEALED), (FIRST, SEALED, CONTENT), (SECOND, SEALED, CONTENT))
     },
     "deltas": {
-        "parent": ((), (PARENT,)),
+        "parent": ((), (PARENT,), (PARENT, PARENT_HEADER), (PARENT, PARENT_HEADER)),
         "delta": ((), (RESULT,), (RESULT, HEADER), (RESULT, PAYLOAD), (RESULT, PAYLOAD)),
     },
     "receipts": {"envelope": _ENVELOPE},

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from .conformance_json import is_json, mutated_json
+
 MOST: Final = 3
 """Mutations of one input: more are refused for one of them all the same."""
+STRUCTURED: Final = 0.75
+"""How often bytes that have a structure are mutated in it."""
 RUN: Final = 8
 """Bytes that one mutation inserts or deletes, at most."""
 DEPTH: Final = 40
@@ -37,6 +41,12 @@ TELLING: Final = tuple(
     ).split()
 )
 """Values at the ends of ranges, in right and in wrong forms, and headers that are none."""
+
+
+LENGTHS: Final = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257, 512, 1024, 4096)
+"""Of texts and bytes: limits of the messages, and those of msgpack's headers."""
+CHARACTERS: Final = ("a", "/", "é", "€", "\uffff", "\U0001f600", "\u202e", "\0", " ")
+"""Of one to four bytes, and of one or two units where a language counts text in UTF-16."""
 
 
 @dataclass(slots=True)
@@ -157,7 +167,9 @@ def _branch_head(node: Branch) -> bytes:
 
 def mutated(data: bytes, entropy: Random, others: Sequence[bytes]) -> bytes:
     """`data` with one to MOST mutations; `others` are inputs to splice with."""
-    tree = parsed(data) if entropy.random() < 0.75 else None
+    if is_json(data) and entropy.random() < STRUCTURED:
+        return mutated_json(data, entropy, _times(entropy))
+    tree = parsed(data) if entropy.random() < STRUCTURED else None
     if tree is not None:
         for _ in range(_times(entropy)):
             _mutate_tree(tree, entropy)
@@ -226,6 +238,15 @@ def _edit(parent: Branch, index: int, entropy: Random) -> None:
             parent.items[index] = Blob(node.text, bytes(data))
         case Branch(items=items):
             entropy.shuffle(items)
+
+
+def _stretch(parent: Branch, index: int, entropy: Random) -> None:
+    """A text or bytes of another length."""
+    node = parent.items[index]
+    if isinstance(node, Blob):
+        length = entropy.choice(LENGTHS)
+        text = (entropy.choice(CHARACTERS) * length).encode()
+        node.data = text if node.text else (node.data or b"\0")[:1] * length
 
 
 def _number(data: bytes, entropy: Random) -> bytes:
@@ -323,6 +344,7 @@ _TREE: Final[tuple[Callable[[Branch, int, Random], None], ...]] = (
     _edit,
     _edit,
     _edit,
+    _stretch,
     _widen,
     _delete,
     _repeat,
