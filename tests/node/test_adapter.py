@@ -10,6 +10,8 @@ import pytest
 
 from nous_node.node import adapter
 from nous_node.node.adapter import BAD_QUESTION, MAX_LINE, answered, serve
+from nous_node.node.conformance_cases import load_cases
+from nous_node.node.conformance_compare import judge
 
 CLIENT = b'{"op": "client"}'
 
@@ -69,6 +71,15 @@ def test_a_question_that_is_too_long_is_told_and_the_next_one_answered() -> None
     broken, answer = served(b"0" * (MAX_LINE + 1) + b"\n" + CLIENT)
     assert broken["error"] == BAD_QUESTION
     assert "ok" in answer
+
+
+@pytest.mark.parametrize("breakdown", [BAD_QUESTION, adapter.FAILED])
+def test_what_an_adapter_fails_at_is_no_refusal(breakdown: str) -> None:
+    refused = [case for case in load_cases() if case.refused and "code" not in case.fields]
+    assert len(refused) > 50
+    for case in refused:
+        assert judge(case, {"error": "anything"}) is None
+        assert judge(case, {"error": breakdown}) is not None
 
 
 def test_an_op_that_nobody_knows_is_unsupported() -> None:
