@@ -61,7 +61,7 @@ export function verify({ logprobs, distances, distance_max, tokens }, trajectori
   const figures = [group, ...parts].map(({ reported, recomputed, distances = [] }) => {
     const weight = sum(recomputed.map((q) => isNaN(q) ? 1 : 1 - 0.9 * Math.exp(q)))
     const mad = sum(reported.map((p, j) => Math.abs(p - recomputed[j]))) / weight
-    return { weight, mad, distance: sum(distances) / weight, largest: Math.max(0, ...distances) }
+    return { weight, mad, distance: sum(distances) / weight, largest: distances.reduce((a, b) => Math.max(a, b), 0) }
   })
   const within = (code, value, limit) => must(value <= limit, code, value, limit) // NaN never is
   for (const one of figures) within('logprob-mismatch', one.mad, limitAt(logprobs, one.weight, tokens))
