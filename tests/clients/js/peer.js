@@ -17,19 +17,21 @@ Promise.withResolvers ??= function () { // libp2p asks for it, Node.js 20 lacks 
 const PIECE = 16384, TCP = /^\/(ip4|ip6|dns[46]?)\/[^/]+\/tcp\/\d+\/p2p\/[^/]+$/
 const within = (seconds) => ({ signal: AbortSignal.timeout(1000 * seconds) })
 
-async function readFrame(stream, limit, seconds) { // the length is compared before what it announces is waited for
-  const late = setTimeout(() => stream.abort(new Error('too slow')), 1000 * seconds), parts = []
-  let [size, length] = [0, Infinity]
+// The length is compared before what it announces is waited for. What has begun gets 10 s for each piece (STR-1).
+async function readFrame(stream, limit, seconds) {
+  const late = (time) => setTimeout(() => stream.abort(new Error('too slow')), 1000 * time), parts = []
+  let [size, length, whole, piece] = [0, Infinity, late(seconds)]
   try {
     for await (const part of stream) {
       parts.push(part.subarray())
-      size += part.byteLength
+      piece ??= late(10)
+      if (Math.floor(size / PIECE) < Math.floor((size += part.byteLength) / PIECE)) piece.refresh()
       if (length === Infinity && size >= 4) length = Buffer.concat(parts).readUInt32BE()
       if (size >= 4 && length > limit) throw new Error('a frame beyond its limit')
       if (size >= 4 + length) return Buffer.concat(parts).subarray(4, 4 + length)
     }
     throw new Error('a frame that was cut short')
-  } finally { clearTimeout(late) }
+  } finally { [whole, piece].forEach(clearTimeout) }
 }
 async function writeFrame(stream, payload) {
   const frame = Buffer.concat([Buffer.alloc(4), payload])

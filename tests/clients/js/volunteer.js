@@ -215,11 +215,12 @@ class Volunteer {
     return this.level >= 1
   }
   giveUp(name) { // a receipt for it still counts
-    this.state.groups[name].given = true
+    if (this.state.groups[name]) this.state.groups[name].given = true
     this.local.remove(`groups/${name}`)
   }
   async issue(name) { // each time sealed anew (GOS-12), after 10 s, 20 s, ... (RCP-4)
     const group = this.state.groups[name], body = this.local.read(`groups/${name}`)
+    if (!group || !body) return delete this.state.groups[name] // its receipt came just now, or just before a crash
     this.level--
     const heard = await this.send('rollout', body, (id) => group.ids.push(id))
     if (heard === undefined) return this.giveUp(name) // too large for gossip: a hole, of which a few are allowed
@@ -232,7 +233,7 @@ class Volunteer {
     if (Date.now() < this.state.quiet) return sleep(100)
     for (const [name, { version, next, given }] of Object.entries(this.state.groups)) {
       if (version < this.top - 4 * (this.run.staleness + 1)) delete this.state.groups[name]
-      else if (version < this.top - this.run.staleness) this.giveUp(name)
+      else if (version < this.top - this.run.staleness && !given) this.giveUp(name)
       else if (!given && Date.now() >= next && this.room()) await this.issue(name)
     }
     const waiting = Object.values(this.state.groups).filter(({ given }) => !given).length
