@@ -47,7 +47,15 @@ POLL_S = 45.0
 ASK_S = 10.0
 
 
-@CHUNKS("follows a version by gossip", "CKP-9", "CKP-10", "ENC-10", towards=TOWARDS, seconds=VERSION_S + 5)
+@CHUNKS(
+    "version-gossiped",
+    "CKP-9",
+    "CKP-10",
+    "ENC-10",
+    "ENV-8",
+    towards=TOWARDS,
+    seconds=VERSION_S + 5,
+)
 async def by_gossip(scene: Scene) -> str:
     """Its manifest has a key that no revision knows."""
     version = scene.run.make(extra=True)
@@ -93,33 +101,31 @@ async def _shunned(scene: Scene, name: str, version: Version, first: Asked) -> s
     return ""
 
 
-@CHUNKS("uses no chunk with wrong bytes", "CKP-7", "STR-3", towards=TOWARDS, seconds=VERSION_S + 25)
+@CHUNKS("chunk-wrong", "CKP-7", "STR-3", towards=TOWARDS, seconds=VERSION_S + 25)
 async def wrong_bytes(scene: Scene) -> str:
     version, first = await _despite(scene, LIAR, Manner.WRONG, VERSION_S)
     return await _shunned(scene, LIAR, version, first)
 
 
-@CHUNKS("uses no chunk of another length", "CKP-7", "STR-3", towards=TOWARDS, seconds=VERSION_S + 25)
+@CHUNKS("chunk-short", "CKP-7", "STR-3", towards=TOWARDS, seconds=VERSION_S + 25)
 async def wrong_length(scene: Scene) -> str:
     version, first = await _despite(scene, SHORT, Manner.SHORT, VERSION_S)
     return await _shunned(scene, SHORT, version, first)
 
 
-@CHUNKS(
-    "is not held up by an answer that claims 4 GiB", "STR-1", "STR-3", towards=TOWARDS, seconds=STALL_S + 25
-)
+@CHUNKS("chunk-oversize", "STR-1", "STR-3", towards=TOWARDS, seconds=STALL_S + 25)
 async def boast(scene: Scene) -> str:
     await _despite(scene, STALLER, Manner.BOAST, STALL_S)
     return ""
 
 
-@CHUNKS("goes on elsewhere where a source stalls", "STR-1", "STR-3", towards=TOWARDS, seconds=STALL_S + 25)
+@CHUNKS("chunk-stalled", "STR-1", "STR-3", towards=TOWARDS, seconds=STALL_S + 25)
 async def stall(scene: Scene) -> str:
     _, first = await _despite(scene, STALLER, Manner.STALL, STALL_S)
     return f"It took {trio.current_time() - first.at:.1f} s from the stalled answer to a group."
 
 
-@CHUNKS("follows a delta", "CKP-13", "CKP-14", "CKP-15", "DLT-8", towards=TOWARDS, seconds=VERSION_S + 5)
+@CHUNKS("delta", "CKP-13", "CKP-14", "CKP-15", "DLT-8", towards=TOWARDS, seconds=VERSION_S + 5)
 async def delta(scene: Scene) -> str:
     version = scene.run.make(delta=True)
     await scene.publish(version)
@@ -129,9 +135,7 @@ async def delta(scene: Scene) -> str:
     return "It asked for the delta." + _beside(scene, version)
 
 
-@CHUNKS(
-    "falls back to chunks where a delta is broken", "CKP-15", "DLT-8", towards=TOWARDS, seconds=VERSION_S + 5
-)
+@CHUNKS("delta-broken", "CKP-15", "DLT-8", towards=TOWARDS, seconds=VERSION_S + 5)
 async def broken_delta(scene: Scene) -> str:
     version = scene.run.make(delta=True, broken=True)
     await scene.publish(version)
@@ -146,7 +150,7 @@ def _beside(scene: Scene, version: Version) -> str:
     return f" It asked for {chunks} chunks of its files, too." if chunks else ""
 
 
-@CHUNKS("finds a version by asking for the head", "STR-2", towards=TOWARDS, seconds=POLL_S + VERSION_S)
+@CHUNKS("version-polled", "STR-2", towards=TOWARDS, seconds=POLL_S + VERSION_S)
 async def by_polling(scene: Scene) -> str:
     """Gossip is withheld."""
     version = scene.run.make()
@@ -168,7 +172,7 @@ async def _ask(scene: Scene, protocol: str, payload: bytes, limit: int) -> bytes
         raise Failed(f"It does not serve {protocol}.") from error
 
 
-@CHUNKS("serves the chunks that it has", "CKP-11", "STR-3", towards=TOWARDS, seconds=30)
+@CHUNKS("reseeds", "CKP-11", "STR-3", towards=TOWARDS, seconds=30)
 async def seeds(scene: Scene) -> str:
     chunks = sorted(scene.run.newest.files)
     for digest in chunks:
@@ -181,7 +185,7 @@ async def seeds(scene: Scene) -> str:
     return f"{len(chunks)} chunks of the newest version."
 
 
-@CHUNKS("says which chunk it does not have", "STR-3", towards=TOWARDS, seconds=15)
+@CHUNKS("reseeds-not-found", "STR-3", towards=TOWARDS, seconds=15)
 async def lacks(scene: Scene) -> str:
     frame = await _ask(scene, BLOB_PROTOCOL, encode(BlobRequest(os.urandom(32))), MAX_BLOB_REPLY)
     reply = read(frame, BlobReply, MAX_BLOB_REPLY)
@@ -190,7 +194,7 @@ async def lacks(scene: Scene) -> str:
     return ""
 
 
-@CHUNKS("serves the head", "STR-2", towards=TOWARDS, seconds=15)
+@CHUNKS("serves-head", "STR-2", towards=TOWARDS, seconds=15)
 async def serves_head(scene: Scene) -> str:
     frame = await _ask(scene, HEAD_PROTOCOL, encode(HeadRequest(scene.run.run)), MAX_HEAD_REPLY)
     reply = read(frame, HeadReply, MAX_HEAD_REPLY)
@@ -204,7 +208,7 @@ async def serves_head(scene: Scene) -> str:
     return ""
 
 
-@CHUNKS("tells which chunks it has", "STR-4", towards=TOWARDS, seconds=15)
+@CHUNKS("serves-have", "STR-4", towards=TOWARDS, seconds=15)
 async def tells_bitmap(scene: Scene) -> str:
     head = scene.run.newest.head
     request = encode(HaveRequest(scene.run.run, head.hash))
@@ -220,7 +224,7 @@ async def tells_bitmap(scene: Scene) -> str:
     return ""
 
 
-@CHUNKS("ends streams whose request is wrong, and goes on", "STR-1", towards=TOWARDS, seconds=60)
+@CHUNKS("requests-wrong", "STR-1", towards=TOWARDS, seconds=60)
 async def wrong_requests(scene: Scene) -> str:
     wrong = (os.urandom(40), b"\x80", bytes(MAX_REQUEST + 1), encode(BlobRequest(bytes(32)))[:-1])
     for protocol in (BLOB_PROTOCOL, HEAD_PROTOCOL):
@@ -235,7 +239,7 @@ async def wrong_requests(scene: Scene) -> str:
     return ""
 
 
-@CHUNKS("dials a peer of its invite again", "NET-8", towards=TOWARDS, seconds=60)
+@CHUNKS("dials-again", "NET-8", towards=TOWARDS, seconds=60)
 async def dials_again(scene: Scene) -> str:
     if scene.peer is None:
         raise Untested("It is not connected.")

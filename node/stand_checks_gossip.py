@@ -59,82 +59,82 @@ def _trapped(trap: Trap, data: bytes | None = None) -> tuple[bytes, Trap]:
     return data or trap.envelope, trap
 
 
-@_refused("refuses a checkpoint whose signature does not hold", "ENV-5", "GOS-1", "CKP-1")
+@_refused("gossip-unsigned", "ENV-5", "GOS-1", "CKP-1")
 def _unsigned(scene: Scene) -> tuple[bytes, Trap | None]:
     trap = scene.run.trap()
     return _trapped(trap, unsigned(trap.envelope))
 
 
-@_refused("refuses a checkpoint of another run", "GOS-3")
+@_refused("gossip-other-run", "GOS-3")
 def _other_run(scene: Scene) -> tuple[bytes, Trap | None]:
     return _trapped(scene.run.trap(changes={"run": os.urandom(32)}))
 
 
-@_refused("refuses a checkpoint that no trainer signed", "GOS-8", "CKP-1")
+@_refused("gossip-of-stranger", "GOS-8", "CKP-1")
 def _stranger(scene: Scene) -> tuple[bytes, Trap | None]:
     return _trapped(scene.run.trap(by=scene.run.stranger))
 
 
-@_refused("ignores a checkpoint that has expired", "ENV-7")
+@_refused("gossip-expired", "ENV-7")
 def _expired(scene: Scene) -> tuple[bytes, Trap | None]:
     now = now_ms()
     return _trapped(scene.run.trap(changes={"ts": now - AGO_MS, "exp": now - AGO_MS + 60_000}))
 
 
-@_refused("ignores a checkpoint from the future", "ENV-7")
+@_refused("gossip-future", "ENV-7")
 def _future(scene: Scene) -> tuple[bytes, Trap | None]:
     now = now_ms()
     return _trapped(scene.run.trap(changes={"ts": now + AGO_MS, "exp": now + AGO_MS + 60_000}))
 
 
-@_refused("refuses a checkpoint that lives too long", "ENV-7")
+@_refused("gossip-lifetime", "ENV-7")
 def _immortal(scene: Scene) -> tuple[bytes, Trap | None]:
     return _trapped(scene.run.trap(changes={"exp": now_ms() + 10 * AGO_MS}))
 
 
-@_refused("ignores a version of the protocol that it does not speak", "ENV-3")
+@_refused("gossip-version", "ENV-3")
 def _later(scene: Scene) -> tuple[bytes, Trap | None]:
     return _trapped(scene.run.trap(changes={"v": 2}))
 
 
-@_refused("ignores a kind that is not assigned", "ENV-4")
+@_refused("gossip-kind", "ENV-4")
 def _unknown(scene: Scene) -> tuple[bytes, Trap | None]:
     return scene.run.seal("weather", b"\x80"), None
 
 
-@_refused("refuses a kind of another topic", "GOS-3")
+@_refused("gossip-kind-of-topic", "GOS-3")
 def _elsewhere(scene: Scene) -> tuple[bytes, Trap | None]:
     return scene.run.seal(Kind.RECEIPTS, Receipts([]).to_bytes()), None
 
 
-@_refused("refuses an envelope that is too large", "ENV-9")
+@_refused("gossip-oversize", "ENV-9")
 def _oversize(scene: Scene) -> tuple[bytes, Trap | None]:
     return scene.run.seal(Kind.CHECKPOINT, bytes(OVERSIZE)), None
 
 
-@_refused("refuses bytes that are no envelope", "ENV-1")
+@_refused("gossip-malformed", "ENV-1")
 def _garbage(scene: Scene) -> tuple[bytes, Trap | None]:
     return os.urandom(500), None
 
 
-@_refused("refuses a compressed body that does not unfold", "ENV-8")
+@_refused("gossip-compression", "ENV-8")
 def _folded(scene: Scene) -> tuple[bytes, Trap | None]:
     return scene.run.seal(Kind.CHECKPOINT, os.urandom(300), enc="zstd", size=5_000), None
 
 
-@_refused("ignores a checkpoint of a kind that it does not know", "CKP-6")
+@_refused("checkpoint-kind", "CKP-6")
 def _kind(scene: Scene) -> tuple[bytes, Trap | None]:
     return _trapped(scene.run.trap_with(kind="sparse"))
 
 
-@_refused("refuses a checkpoint with a path out of its folder", "CKP-3")
+@_refused("checkpoint-path", "CKP-3")
 def _path(scene: Scene) -> tuple[bytes, Trap | None]:
     out = file_entry("config.json", [os.urandom(64)], PIECE)
     entry = type(out)("../" + out.path, out.size, out.chunk, out.chunks)
     return _trapped(scene.run.trap_with(files=[entry]))
 
 
-@_refused("refuses a checkpoint whose chunks do not add up", "CKP-5")
+@_refused("checkpoint-sizes", "CKP-5")
 def _sizes(scene: Scene) -> tuple[bytes, Trap | None]:
     entry = file_entry("config.json", [os.urandom(64)], PIECE)
     return _trapped(
@@ -142,6 +142,6 @@ def _sizes(scene: Scene) -> tuple[bytes, Trap | None]:
     )
 
 
-@_refused("does not go back to an older version", "CKP-9")
+@_refused("checkpoint-older", "CKP-9")
 def _older(scene: Scene) -> tuple[bytes, Trap | None]:
     return scene.run.resealed(scene.run.versions[0]), None

@@ -29,16 +29,16 @@ UNANSWERED_S = 1.5
 HEADS_S = 20.0
 """For the false heads to be told: who is refused one asks the next peer, or again after a second."""
 
-GARBAGE = "refuses a head that is no map"
-NOT_MINE = "asks another peer where one follows another run"
-OTHER_RUN = "refuses the manifest of another run"
-UNSIGNED_RUN = "refuses a run manifest whose signature does not hold"
-UNSIGNED_HEAD = "refuses a head whose signature does not hold"
-STRANGERS_HEAD = "refuses a head that no trainer signed"
-FALSE_BASE = "refuses a version 0 that the run did not begin with"
+GARBAGE = "head-garbage"
+NOT_MINE = "head-elsewhere"
+OTHER_RUN = "manifest-other-run"
+UNSIGNED_RUN = "manifest-unsigned"
+UNSIGNED_HEAD = "head-unsigned"
+STRANGERS_HEAD = "head-of-stranger"
+FALSE_BASE = "head-false-base"
 
 
-@JOIN("connects and proves its key", "NET-1", "NET-2", "NET-3", "IDN-1", "INV-1", towards=TOWARDS, seconds=70)
+@JOIN("joins-noise-yamux", "NET-1", "NET-2", "NET-3", "IDN-1", "INV-1", towards=TOWARDS, seconds=70)
 async def connects(scene: Scene) -> str:
     try:
         await scene.until(lambda: scene.peer, CONNECT_S, "connect to the trainer of its invite")
@@ -51,7 +51,7 @@ async def connects(scene: Scene) -> str:
     return f"It connected by Noise and Yamux over TCP as {scene.peer}."
 
 
-@JOIN("dials all addresses of its invite", "INV-3", towards=TOWARDS, seconds=30)
+@JOIN("dials-invite", "INV-3", towards=TOWARDS, seconds=30)
 async def dials(scene: Scene) -> str:
     def everywhere() -> bool:
         return all(scene.connected(name) for name in NAMES)
@@ -79,7 +79,7 @@ def false_heads(scene: Scene) -> list[FalseHead]:
     return [FalseHead(name, frame) for name, frame in told]
 
 
-@JOIN("asks for the head", "STR-1", "STR-2", towards=TOWARDS, seconds=45)
+@JOIN("asks-head", "STR-1", "STR-2", towards=TOWARDS, seconds=45)
 async def asks_head(scene: Scene) -> str:
     """The first answers are false; who has refused them gets a true one."""
     await scene.until(lambda: scene.desk.heads, 20.0, "ask for the head")
@@ -118,7 +118,7 @@ _false_head(STRANGERS_HEAD, "CKP-1")
 _false_head(FALSE_BASE, "CKP-2")
 
 
-@JOIN("subscribes to checkpoints and receipts only", "NET-5", "NET-7", towards=TOWARDS, seconds=30)
+@JOIN("subscribes", "NET-5", "NET-7", towards=TOWARDS, seconds=30)
 async def subscribes(scene: Scene) -> str:
     wanted = {scene.topics.checkpoints, scene.topics.receipts}
 
@@ -135,20 +135,20 @@ async def subscribes(scene: Scene) -> str:
     return ""
 
 
-@JOIN("says hello", "HEL-1", towards=TOWARDS, seconds=HELLO_S + 5)
+@JOIN("hello", "HEL-1", towards=TOWARDS, seconds=HELLO_S + 5)
 async def says_hello(scene: Scene) -> str:
     await scene.until(lambda: scene.witness.hellos, HELLO_S, "say hello")
     return f"It calls itself {scene.witness.hellos[0][1].agent!r}."
 
 
-@JOIN("repeats its hello until it is answered", "HEL-1", towards=TOWARDS, seconds=20)
+@JOIN("hello-repeated", "HEL-1", towards=TOWARDS, seconds=20)
 async def repeats_hello(scene: Scene) -> str:
     await scene.until(lambda: len(scene.witness.hellos) > 1, 10.0, "say hello again, unanswered for 2 s")
     await scene.pause(UNANSWERED_S)
     return ""
 
 
-@JOIN("makes no group before it is answered", "HEL-2", towards=TOWARDS, seconds=10)
+@JOIN("hello-unanswered", "HEL-2", towards=TOWARDS, seconds=10)
 async def waits_for_answer(scene: Scene) -> str:
     early = len(scene.witness.groups)
     scene.answers = True
@@ -162,7 +162,7 @@ async def waits_for_answer(scene: Scene) -> str:
 
 
 @JOIN(
-    "makes groups of the first version that counts",
+    "first-version",
     "HEL-2",
     "CKP-9",
     towards=TOWARDS,

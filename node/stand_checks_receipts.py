@@ -5,7 +5,8 @@ from __future__ import annotations
 import trio
 
 from nous_node.protocol.envelope import Kind
-from nous_node.protocol.receipts import Receipts, Standing
+from nous_node.protocol.errors import Code
+from nous_node.protocol.receipts import Receipt, Receipts, Standing
 
 from .following import now_ms
 from .live_check import VOLUNTEER, Checks, Failed, Untested
@@ -28,11 +29,13 @@ EARLY_S = 8.0
 """A repeat that comes sooner than this after the first time is too early; lines may have been slow."""
 PATIENCE_S = 30.0
 """For repeats: clients look now and then."""
+CROSSING_S = 1.0
+"""In which groups arrive that were on their way when a receipt was."""
 TOLD = 8
 """Groups that get a receipt of somebody who is no trainer."""
 
 
-@RECEIPTS("bounds its groups without a receipt", "RCP-5", towards=TOWARDS, seconds=FILL_S + 5)
+@RECEIPTS("window", "RCP-5", towards=TOWARDS, seconds=FILL_S + 5)
 async def bounds(scene: Scene) -> str:
     with trio.move_on_after(FILL_S):
         while True:
@@ -47,9 +50,7 @@ async def bounds(scene: Scene) -> str:
     )
 
 
-@RECEIPTS(
-    "takes no receipt that no trainer signed", "RCP-1", "GOS-8", towards=TOWARDS, seconds=PATIENCE_S + 10
-)
+@RECEIPTS("receipts-of-strangers", "RCP-1", "GOS-8", towards=TOWARDS, seconds=PATIENCE_S + 10)
 async def strangers(scene: Scene) -> str:
     """Receipts of a stranger, and of the trainer with a wrong signature and a wrong run: for some groups,
     which have to be repeated nevertheless."""
@@ -73,7 +74,7 @@ async def strangers(scene: Scene) -> str:
 
 
 @RECEIPTS(
-    "repeats groups without a receipt, sealed anew",
+    "group-repeated",
     "RCP-4",
     "GOS-12",
     towards=TOWARDS,
@@ -92,14 +93,14 @@ async def repeats(scene: Scene) -> str:
     return f"{len(waiting)} groups, the first after {soonest:.1f} s."
 
 
-@RECEIPTS("goes on when receipts come", "RCP-3", "RCP-5", "VER-6", towards=TOWARDS, seconds=45)
+@RECEIPTS("receipts", "RCP-3", "RCP-5", "VER-6", towards=TOWARDS, seconds=45)
 async def goes_on(scene: Scene) -> str:
     scene.flow = Flow.LATE
     await scene.next_group(30.0)
     return ""
 
 
-@RECEIPTS("makes nothing while it is in quarantine", "RCP-6", "RCP-7", towards=TOWARDS, seconds=40)
+@RECEIPTS("obeys-quarantine", "RCP-6", "RCP-7", towards=TOWARDS, seconds=40)
 async def quarantine(scene: Scene) -> str:
     """Six seconds of it: what comes after the first two is made in spite of it."""
     until = now_ms() + 6_000
@@ -112,6 +113,31 @@ async def quarantine(scene: Scene) -> str:
     await scene.next_group(25.0)
     if made:
         raise Untested(f"{len(made)} groups came meanwhile. A client SHOULD stop, and this one does not.")
+    return ""
+
+
+@RECEIPTS("hello-forgotten", "HEL-1", "HEL-2", "TSK-6", towards=TOWARDS, seconds=75)
+async def forgotten(scene: Scene) -> str:
+    """A trainer that lost its journal refuses a group so. It hears the new hello, and only versions after it
+    count."""
+    group = await scene.next_group()
+    scene.answers, scene.flow = False, Flow.NONE
+    before = len(scene.witness.hellos)
+    refusal = Receipt(
+        group.ids[0], scene.witness.key or b"", "refused", Code.KEY_TOO_NEW.value, None, None, 0
+    )
+    data = scene.run.seal(Kind.RECEIPTS, Receipts([refusal]).to_bytes())
+    try:
+        await scene.say(scene.topics.receipts, data)
+        await scene.until(lambda: len(scene.witness.hellos) > before, 15.0, "say hello again")
+        await scene.pause(CROSSING_S)
+        scene.witness.counts_from = scene.run.newest.number
+    finally:
+        scene.answers, scene.flow = True, Flow.LATE
+    await scene.pause(CROSSING_S)
+    version = scene.run.make()
+    await scene.publish(version)
+    await scene.followed(version, 30.0)
     return ""
 
 

@@ -26,7 +26,7 @@ from nous_node.protocol.checkpoints import (
 )
 from nous_node.protocol.constants import CHUNK, DOMAIN_ENVELOPE, MAX_LIFETIME_MS, MAX_MANIFEST
 from nous_node.protocol.encoding import decode, encode
-from nous_node.protocol.envelope import Kind, unseal
+from nous_node.protocol.envelope import Kind, seal, unseal
 from nous_node.protocol.identity import Identity
 
 from .create import base_tensors, create_run, first_beacon, folder_entries
@@ -48,6 +48,8 @@ CHANGED = 0.02
 """Share of the weights that a version changes: its delta is a fraction of its files."""
 STEP = 0.01
 """By how much of a tensor's spread: far beyond rounding, and the policy still sorts."""
+LEVELS = 3
+"""Curriculum levels go round: a client that does not look at them asks for prompts that are too short."""
 WEIGHTS = "model.safetensors"
 FAR_AHEAD = 1 << 40
 """Versions of manifests that have to be refused begin here: no honest one ever has such a number."""
@@ -145,6 +147,7 @@ class StandRun:
             tensors=base_tensors(folder),
             beacon=os.urandom(32),
             parent=before.head.hash,
+            levels={"sort-digits": number % LEVELS},
             stats={"reward": 0.5},
             deltas=deltas,
             chain=[*(before.head.manifest.chain or []), before.head.hash] if delta else [],
@@ -170,13 +173,19 @@ class StandRun:
         self._published(manifest.to_bytes(), manifest, folder)
 
     def _published(self, body: bytes, manifest: CheckpointManifest, folder: Path) -> Version:
-        head = Head(checkpoint_hash(body), manifest, self.seal(Kind.CHECKPOINT, body))
+        head = Head(checkpoint_hash(body), manifest, self._compressed(body))
         older = self.versions[-1].head.manifest.files if self.versions else []
         files = _hashes(manifest.files) - _hashes(older)
         version = Version(head, folder, files, _hashes(manifest.deltas))
         self.blobs[head.hash] = body
         self.versions.append(version)
         return version
+
+    def _compressed(self, body: bytes) -> bytes:
+        """A checkpoint's envelope as a trainer writes it. [ENV-8]"""
+        self._seq += 1
+        facts = {"seq": self._seq, "ts": now_ms(), "limit": MAX_MANIFEST}
+        return seal(self.trainer, Kind.CHECKPOINT, self.run, body, **facts)
 
     def _entries(self, folder: Path) -> list[FileEntry]:
         names = sorted(path.name for path in folder.iterdir())

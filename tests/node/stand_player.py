@@ -76,18 +76,25 @@ class Player:
             self.say(Kind.ROLLOUT, group.to_bytes(), **changes)
 
     def group(
-        self, version: Version, counter: int, sampler: Sampler | None = None, task: int | None = None
+        self,
+        version: Version,
+        counter: int,
+        sampler: Sampler | None = None,
+        task: int | None = None,
+        level: int | None = None,
     ) -> RolloutGroup:
-        """What (version, key, counter) asks for; `task`: the counter that it is really made for."""
+        """What (version, key, counter) asks for; `task`, `level`: what it is really made for."""
         head = version.head
         wanted = counter if task is None else task
         seed = task_seed(self.run.run, head.hash, head.manifest.beacon, self.identity.key, wanted)
         assignment = assign(seed, self.run.manifest.weights)
-        made_for = self.environment.task(assignment.task_seed, 0)
+        name = self.run.manifest.environments[0].id
+        hard = head.manifest.levels.get(name, 0) if level is None else level
+        made_for = self.environment.task(assignment.task_seed, hard)
         with Batcher(self.settings, sampler or self.sample) as batcher:
             (made,) = batcher.run([Job(self.environment, made_for, assignment)])
         assert isinstance(made, list), made
-        return RolloutGroup(head.hash, counter, self.run.manifest.environments[0].id, ENGINE, made)
+        return RolloutGroup(head.hash, counter, name, ENGINE, made)
 
     def sample(self, requests: Sequence[EngineRequest], policy: Policy | None = None) -> list[Completion]:
         rules = self.run.manifest.sampling

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from nous_node.node import stand_checks_join
+from nous_node.node import live, stand_checks_join
 from nous_node.node.conformance_table import Outcome, Row, Sheet
+from nous_node.node.live_check import ANY
 from nous_node.node.stand import CHECKS, stand
 from nous_node.protocol.errors import LocalError
 
-CONNECTS, OUTPUT = "connects and proves its key", "keeps its output within bounds"
+CONNECTS, OUTPUT = "joins-noise-yamux", "output"
 
 Meet = Callable[..., Sheet]
 
@@ -74,3 +76,14 @@ def test_names_of_no_check_are_refused() -> None:
 def test_names_of_checks_are_unique() -> None:
     names = [check.name for check in CHECKS]
     assert len(names) == len(set(names))
+
+
+def test_the_table_of_live_checks_is_that_of_the_code() -> None:
+    lines = Path(__file__).parents[2].joinpath("specs/live-checks.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines if line.startswith("| ")]
+    told = {name: (set(requires.split()), towards) for name, requires, towards in cells if name != "check"}
+    told.pop("---", None)
+    played = [(one.name, one.requires, one.towards) for one in live.CHECKS]
+    played += [(one.name, one.requires, one.towards) for one in CHECKS]
+    roles = {name: "any" if towards == ANY else ", ".join(towards) for name, _, towards in played}
+    assert told == {name: (set(requires), roles[name]) for name, requires, _ in played}

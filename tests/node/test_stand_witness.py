@@ -120,6 +120,11 @@ def other_task(player: Player) -> None:
     player.publish(player.group(player.run.newest, 0, task=1))
 
 
+def other_level(player: Player) -> None:
+    player.enter()
+    player.publish(*(player.group(player.run.newest, counter, level=0) for counter in range(GROUPS)))
+
+
 def samples_exchanged(player: Player) -> None:
     player.enter()
     for counter in range(20):  # until two samples differ
@@ -210,6 +215,7 @@ BROKEN: dict[Callable[[Player], None], set[str]] = {
     other_logprobs: {seen.LOGPROBS},
     other_reward: {seen.REWARDS},
     other_task: {seen.TASKS},
+    other_level: {seen.TASKS},
     samples_exchanged: {seen.DRAWN},
     too_few_samples: {seen.STRUCTURE},
     unknown_checkpoint: {seen.FRESH},
