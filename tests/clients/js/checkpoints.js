@@ -40,7 +40,7 @@ function readHeader(bytes) {
   try {
     const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes), members = JSON.parse(text)
     let names = 0
-    for (const [token, isName] of text.matchAll(/"(?:[^"\\]+|\\.)*"(\s*:)?|[-+.\w]+/g)) {
+    for (const [token, isName] of text.replace(/\\./g, '').matchAll(/"[^"]*"(\s*:)?|[-+.\w]+/g)) {
       if (isName) names++
       else holds(token[0] === '"' || /^(-0|\d+)$/.test(token) && BigInt(token) < 1n << 63n)
     }
