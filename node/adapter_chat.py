@@ -17,7 +17,7 @@ from nous_node.envs.environment import Chat, Message, Tool
 from nous_node.protocol.rollouts import Trajectory, unpack_tokens
 
 from .adapter_policy import Replies
-from .adapter_question import Answer, Ask, Ops
+from .adapter_question import Answer, Ask, Ops, check_releases
 
 BYTES: Final = 256
 """Ids below it are bytes; then come the control tokens."""
@@ -29,10 +29,17 @@ class Model(Ask, frozen=True, kw_only=True):
     """The close first, the beginning of a text second."""
     special: list[str]
     created: int
+    form: str = "template"
+    """`format` of a run's model. [CHT-2]"""
+    releases: dict[str, str] = {}  # noqa: RUF012 (msgspec copies it)
+    """Of the library that the form names."""
 
     def opened(self) -> Chat:
-        """Its conversation format. Raises BadChat where the template is refused."""
-        return _opened(self.template, tuple(self.controls), frozenset(self.special), self.created)
+        """Its conversation format. Raises BadChat where it is refused, ImportError where it needs a library
+        that is not there."""
+        check_releases(self.releases)
+        model = (self.template, tuple(self.controls), frozenset(self.special), self.created)
+        return _opened(*model, self.form)
 
 
 class Conversation(Model, frozen=True, kw_only=True):
@@ -108,7 +115,9 @@ def _segmented(trajectory: Trajectory) -> Answer:
 
 
 @functools.lru_cache(maxsize=64)
-def _opened(template: str, controls: tuple[str, ...], special: frozenset[str], created: int) -> Chat:
+def _opened(
+    template: str, controls: tuple[str, ...], special: frozenset[str], created: int, form: str
+) -> Chat:
     from nous_node.envs.chat import load_chat
 
     with tempfile.TemporaryDirectory() as where:
@@ -117,7 +126,7 @@ def _opened(template: str, controls: tuple[str, ...], special: frozenset[str], c
         names = {"eos_token": controls[0], "bos_token": controls[1]}
         (folder / "tokenizer_config.json").write_text(json.dumps(names))
         (folder / "chat_template.jinja").write_text(template)
-        return load_chat(folder, "template", created)
+        return load_chat(folder, form, created)
 
 
 def _write_tokenizer(path: Path, controls: tuple[str, ...], special: frozenset[str]) -> None:
@@ -138,4 +147,4 @@ def _letters() -> list[str]:
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(BYTES)]
 
 
-OPS: Final[Ops] = {"chat": chat, "chat-parsed": parsed, "conversations": played}
+OPS: Final[Ops] = {"chat": chat, "chat-parsed": parsed, "chat-rendered": chat, "conversations": played}

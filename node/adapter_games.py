@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from nous_node.envs import expressions, gymnasium_text, gymnasium_words, single_turn, textarena_words
@@ -16,7 +15,7 @@ from nous_node.protocol.rollouts import Trajectory
 from nous_node.protocol.runs import Setting
 
 from .adapter_policy import Replies, told
-from .adapter_question import Answer, Ask, BadQuestion, Ops, Raw
+from .adapter_question import Answer, Ask, BadQuestion, Ops, Raw, check_releases
 
 Config = dict[str, Setting]
 
@@ -28,13 +27,7 @@ class Released(Ask, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises ImportError where this machine has not these releases."""
-        for name, release in self.releases.items():
-            try:
-                found = version(name)
-            except PackageNotFoundError as error:
-                raise ImportError(f"{name} is not installed; the question is about {release}.") from error
-            if found != release:
-                raise ImportError(f"{name} {found} is installed; the question is about {release}.")
+        check_releases(self.releases)
 
 
 # --- reasoning-gym ------------------------------------------------------------------------------------

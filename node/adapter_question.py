@@ -10,6 +10,7 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import msgspec
@@ -123,6 +124,17 @@ def tagged(value: Value) -> object:
 def figure(value: float | None) -> float | None:
     """A number for JSON, which has none for infinity and for what is no number."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def check_releases(releases: Mapping[str, str]) -> None:
+    """Raises ImportError where this machine has not these: another release may do something else."""
+    for name, release in releases.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError as error:
+            raise ImportError(f"{name} is not installed; the question is about {release}.") from error
+        if found != release:
+            raise ImportError(f"{name} {found} is installed; the question is about {release}.")
 
 
 @functools.lru_cache(maxsize=4)

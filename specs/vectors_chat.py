@@ -78,9 +78,11 @@ def _characters() -> list[str]:
     return [chr(byte) if byte in shown else chr(next(hidden)) for byte in range(256)]
 
 
-def loaded(template: str, controls: list[str], special: list[str], created: int = CREATED) -> ModelChat:
+def loaded(
+    template: str, controls: list[str], special: list[str], created: int = CREATED, form: str = "template"
+) -> ModelChat:
     with tempfile.TemporaryDirectory() as where:
-        chat = load_chat(write_model(Path(where), template, controls, special), "template", created)
+        chat = load_chat(write_model(Path(where), template, controls, special), form, created)
     assert isinstance(chat, ModelChat)
     return chat
 
@@ -92,7 +94,7 @@ def chat() -> list[dict[str, Any]]:
         made += [_prompted(name, model, format_, *one) for one in _conversations(name, controls)]
         made += [_extended(name, model, format_, *one) for one in _news(name, controls)]
     made += [_refused(lacks, template) for lacks, template in REFUSED.items()]
-    return made + _answers()
+    return made + _answers() + _rendered()
 
 
 def model_of(name: str) -> dict[str, Any]:
@@ -204,3 +206,49 @@ def _answers() -> list[dict[str, Any]]:
             comment = f"{name}: {what}" + ("" if ended else ", cut short")
             made.append(case(comment, "CHT-10", "answer", **model, tokens=tokens, message=message))
     return made
+
+
+RENDERERS = {"renderers": "0.1.12"}
+TOOLS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+FAMILIES: dict[str, list[str]] = {
+    "qwen3": ["<|im_end|>", "<|im_start|>", "<|endoftext|>", *THINK, *TOOLS],
+    "llama-3": [*CONTROLS["llama3"], "<|eom_id|>", "<|end_of_text|>", "<|python_tag|>"],
+}
+"""Families of the library renderers, with the control tokens that their models have."""
+
+
+def _rendered() -> list[dict[str, Any]]:
+    made = []
+    for family, controls in FAMILIES.items():
+        model = _family(family, controls)
+        format_ = loaded(**{name: value for name, value in model.items() if name != "releases"})
+        made += [
+            _library(_prompted(family, model, format_, *one)) for one in _conversations(family, controls)
+        ]
+        made += [_library(_extended(family, model, format_, *one)) for one in _news(family, controls)]
+    qwen = FAMILIES["qwen3"]
+    wrong = [
+        ("a family that the library does not know", _family("nobody", qwen)),
+        ("a family that would be guessed", _family("auto", qwen)),
+        ("another tokenizer than the family has", _family("glm-4.5", qwen)),
+    ]
+    return made + [_family_refused(*row) for row in wrong]
+
+
+def _family(family: str, controls: list[str]) -> dict[str, Any]:
+    special = [one for one in controls if one not in {*THINK, *TOOLS}]
+    form = f"renderers/{RENDERERS['renderers']}/{family}"
+    model = {"template": "", "controls": controls, "special": special, "created": CREATED}
+    return {**model, "form": form, "releases": RENDERERS}
+
+
+def _library(made: dict[str, Any]) -> dict[str, Any]:
+    return {**made, "requires": ["CHT-7"], "flags": ["renderers"]}
+
+
+def _family_refused(comment: str, model: dict[str, Any]) -> dict[str, Any]:
+    try:
+        loaded(**{name: value for name, value in model.items() if name != "releases"})
+    except BadChat:
+        return case(comment, "CHT-2 CHT-7", "renderers", **model, refused=True)
+    raise AssertionError(f"{comment}: it was accepted")

@@ -273,6 +273,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         "controls": TEXTS,
         "special": TEXTS,
         "created": INT,
+        "form?": TEXT,
+        "releases?": RELEASES,
         "messages?": OBJECTS,
         "tools?": OBJECTS,
         "last?": INT,
