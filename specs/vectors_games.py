@@ -137,6 +137,10 @@ def _toy_configs() -> list[dict[str, Any]]:
         ("a truth value for a number", lake, {"steps": True}),
         ("too many tokens of a turn", lake, {"turn_tokens": 65_537}),
         ("a system message in plain format", lake, {"format": "plain", "system": "Play."}),
+        ("another format", lake, {"format": "prose"}),
+        ("another place for the action", lake, {"answer": "first-line"}),
+        ("a text for a truth value", "Blackjack-v1", {"natural": "yes"}),
+        ("advantages that are a number", lake, {"advantages": 1}),
         ("another game", "MountainCar-v0", {}),
     ]
     return [
@@ -210,6 +214,8 @@ def _arena_refused() -> list[dict[str, Any]]:
         ("a setting that the game does not have", "Nim-v0-raw", {"dice": 3}),
         ("a setting of another kind", "GuessTheNumber-v0-raw", {"max_number": "20"}),
         ("a number that is too large", "GuessTheNumber-v0-raw", {"max_number": 100_001}),
+        ("a truth value for a number", "GuessTheNumber-v0-raw", {"max_number": True}),
+        ("what the game itself refuses", "LiarsDice-v0-raw", {"num_dice": "three"}),
         ("a game whose words come from the network", "Wordle-v0-raw", {}),
         ("a game that is wrapped", "Nim-v0", {}),
     ]
