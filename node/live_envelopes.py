@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 import trio
 
 from nous_node.protocol.constants import MAX_LIFETIME_MS, MAX_MANIFEST, MAX_SKEW_MS
 from nous_node.protocol.envelope import Kind, unseal
 from nous_node.protocol.receipts import Receipts
+from nous_node.protocol.rollouts import Engine
 
 from .following import now_ms
 from .gossip import MAX_PUBLISH_BYTES
 from .live_check import RELAY, VOLUNTEER, Checks, Failed, Untested
+from .live_chunks import blob
 from .live_forgery import Member
-from .live_scene import FORWARD_S, QUIET_S, SECONDS, Scene, scene
+from .live_scene import FORWARD_S, QUIET_S, ROLLOUTS, SECONDS, Scene, scene
 from .live_target import Target
+from .offences import MAX_OFFENCES
 
 check: Checks[Target] = Checks()
 
 TRAINERS_TOPICS = (RELAY, VOLUNTEER)
+MORE_OFFENCES = 4
+"""Beyond those that a forwarder is refused for: some may be forgiven on the way."""
 HELLO_BURST = 4
 HELLOS = 7
 """Of one key at once: the burst, the one that a refill may allow meanwhile, and two that it does not."""
@@ -173,6 +179,51 @@ async def sealed_again(scene: Scene) -> str:
     member, head = scene.member(), _head(scene)
     await scene.passes(member.rollout(head), member.rollout(head))
     return "a group that is sealed anew is forwarded again"
+
+
+@check("reference-passed-on", "ROL-18", towards=(RELAY,), seconds=2 * SECONDS)
+async def reference_passed_on(target: Target) -> str:
+    """Who forwards a reference brings its chunks, if they are right."""
+    if target.shard is None or target.head is None:
+        raise Untested("It reads no rollout topic, or told no checkpoint.")
+    await target.refresh()
+    for lie in (False, True):
+        member = Member.of_shard(target.run, target.manifest, target.shard)
+        new = Engine(os.urandom(16).hex(), "1", "float32", "cpu")  # so that nobody has its chunk yet
+        envelope, chunks = member.reference(target.head[0], member.group(target.head[0], 0, engine=new))
+        (digest,) = chunks
+        async with target.peer() as author:
+            author.serve_blobs({digest: b"other bytes"} if lie else chunks)
+            await author.publish(member.topic, envelope)
+            if not await target.listener.hears(envelope, FORWARD_S):
+                raise Failed("A right reference is not forwarded.")
+            reply = await blob(target.listener, digest)
+        if lie and reply.data is not None:
+            raise Failed("It passes on a chunk that has not its hash.")
+        if not lie and reply.data != chunks[digest]:
+            raise Failed(f"It does not bring the chunk of a reference that it forwarded ({reply.error}).")
+    return "its chunk is brought, a false one is not"
+
+
+@check("rejections", "REP-3", "GOS-2", towards=ROLLOUTS, seconds=2 * SECONDS)
+async def rejections(target: Target) -> str:
+    """A peer of the kit forwards what no correct node does until it is refused; the key that signed all of it
+    is none the worse."""
+    if target.shard is None:
+        raise Untested("It reads no rollout topic of the run.")
+    member = Member.of_shard(target.run, target.manifest, target.shard)
+    async with target.peer() as author:
+        wrong = [member.hello(run=os.urandom(32)) for _ in range(MAX_OFFENCES + MORE_OFFENCES)]
+        with suppress(Failed):
+            await author.publish(member.topic, *wrong)
+        if not await author.lost(FORWARD_S):
+            raise Failed(f"After {len(wrong)} messages that have to be rejected it keeps their forwarder.")
+    async with target.peer() as other:
+        hello = member.hello()
+        await other.publish(member.topic, hello)
+        if not await target.listener.hears(hello, FORWARD_S):
+            raise Failed("The key that had signed them is not heard any more through another peer.")
+    return f"disconnected after {MAX_OFFENCES}; the key is still heard"
 
 
 # Topics where only trainers speak

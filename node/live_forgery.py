@@ -7,11 +7,14 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from nous_node.protocol.constants import DOMAIN_ENVELOPE, PROTOCOL
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.envelope import Kind
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello
+from nous_node.protocol.references import cut, pack
 from nous_node.protocol.rollouts import (
     Engine,
     Role,
@@ -107,3 +110,13 @@ class Member:
     def rollout(self, checkpoint: bytes, counter: int = 0, **changes: Any) -> bytes:
         """An envelope around such a group."""
         return self.seal(Kind.ROLLOUT, self.group(checkpoint, counter), **changes)
+
+    def reference(
+        self, checkpoint: bytes, content: bytes, **changes: Any
+    ) -> tuple[bytes, dict[bytes, bytes]]:
+        """An envelope that names a group instead of holding it, and the chunks that it names. `changes`:
+        fields of the reference that are not what they should be."""
+        counter = RolloutGroup.from_bytes(content).counter
+        named, frame = pack(checkpoint, counter, content, self.manifest.rollout_envelope_limit)
+        named = msgspec.structs.replace(named, **changes)
+        return self.seal(Kind.REFERENCE, named.to_bytes()), dict(cut(named, frame))

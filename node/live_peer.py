@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from libp2p.tools.anyio_service import background_trio_service
+
+from nous_node.protocol.encoding import read
+from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, MAX_REQUEST, BlobRequest, blob_reply
 
 from . import requests
 from .following import now_ms
@@ -44,6 +47,7 @@ MAX_TOPICS = 10_000
 CONNECTIONS = 8
 """A kit's peer is dialled by nobody."""
 CLOSE_S = 2.0
+BLOBS_AT_ONCE = 16
 
 
 class Heard(NamedTuple):
@@ -111,6 +115,24 @@ class KitPeer:
         return await requests.request(
             self._host, self._target, protocol, payload, max_response=limit, deadline=seconds
         )
+
+    def serve_blobs(self, blobs: Mapping[bytes, bytes]) -> None:
+        """Answers /nous/blob/1: for a hash with these bytes, right or wrong."""
+
+        async def answer(peer: str, request: bytes) -> bytes:
+            return blob_reply(blobs.get(read(request, BlobRequest, MAX_REQUEST).hash))
+
+        service = requests.Service(
+            BLOB_PROTOCOL,
+            answer,
+            max_request=MAX_REQUEST,
+            max_response=MAX_BLOB_REPLY,
+            per_peer=BLOBS_AT_ONCE,
+            total=BLOBS_AT_ONCE,
+            deadline=requests.STALL_S,
+        )
+        server = requests.Server(service, NetworkStats())
+        self._host.set_stream_handler(BLOB_PROTOCOL, server.handle)
 
     # Pubsub, out
 

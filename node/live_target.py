@@ -50,12 +50,12 @@ class Target:
         self.recent: deque[tuple[bytes, CheckpointManifest]] = deque(maxlen=RECENT)
         """The last that were told, the newest first: a client may still fetch the newest."""
         self.head_envelope: bytes | None = None
-        self.pupil = new_identity()
-        """Key of the kit that says hello to a trainer."""
+        self.pupil, self.second = new_identity(), new_identity()
+        """Keys of the kit that say hello to a trainer."""
         self.known: int | None = None
         """Version that the trainer answered to that."""
         self.lesson: bytes | None = None
-        """A checkpoint that counts for this key."""
+        """A checkpoint that counts for these keys."""
 
     def peer(self) -> AbstractAsyncContextManager[KitPeer]:
         """A further peer of the kit, with a key of its own."""

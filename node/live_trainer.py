@@ -122,7 +122,7 @@ async def hello_answered(target: Target) -> str:
     again = await pupil.hello()
     if again.version != told.version:
         raise Failed(f"To a second hello it answers version {again.version} instead of {told.version}.")
-    target.known = told.version
+    target.known = max(told.version, (await Pupil(target, target.second).hello()).version)
     if before is not None and before[1].version <= told.version:
         receipt = await pupil.refused(pupil.member.rollout(before[0]), Code.KEY_TOO_NEW)
         if (receipt.measured, receipt.threshold) != (before[1].version, told.version + 1):
@@ -211,6 +211,21 @@ async def group_environment(target: Target) -> str:
     other = pupil.member.group(checkpoint, 1, env="an-environment-of-no-run")
     await pupil.refused(pupil.member.seal(Kind.ROLLOUT, other), Code.WRONG_ENVIRONMENT, JUDGED_S)
     return "wrong-environment"
+
+
+@check("group-by-reference", "ROL-16", "ROL-17", "VER-2", towards=(TRAINER,), seconds=2 * JUDGED_S)
+async def group_by_reference(target: Target) -> str:
+    """The trainer fetches it from whoever passed the reference on, and compares it with what is named."""
+    _, checkpoint = _lesson(target)
+    pupil = Pupil(target, target.second)
+    right = pupil.member.group(checkpoint, 0, env="an-environment-of-no-run")
+    false = pupil.member.group(checkpoint, 1)
+    named, chunks = pupil.member.reference(checkpoint, right)
+    misnamed, others = pupil.member.reference(checkpoint, false, hash=os.urandom(32))
+    target.listener.serve_blobs({**chunks, **others})
+    await pupil.refused(named, Code.WRONG_ENVIRONMENT, JUDGED_S)
+    await pupil.refused(misnamed, Code.HASH_MISMATCH, JUDGED_S)
+    return "fetched: wrong-environment, hash-mismatch"
 
 
 @check("quarantine", "REP-1", "REP-2", "RCP-6", towards=(TRAINER,), seconds=3 * ANSWER_S)

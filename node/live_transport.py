@@ -144,7 +144,7 @@ async def yamux_streams(target: Target) -> str:
         reset: set[int] = set()
         beyond = set(ids[MAX_INBOUND_STREAMS:])
         with trio.move_on_after(SOON_S / 2):  # the others end when their negotiation takes too long
-            async for frame in peer.frames():
+            while (frame := await peer.frame()) is not None:
                 if frame.flags & RST:
                     reset.add(frame.stream)
                 if reset >= beyond:
@@ -171,7 +171,7 @@ async def _pong(peer: Yamux) -> None:
     number = int.from_bytes(os.urandom(4), "big")
     await peer.send(PING, SYN, 0, number)
     with trio.move_on_after(SOON_S):
-        async for frame in peer.frames():
+        while (frame := await peer.frame()) is not None:
             if (frame.kind, frame.flags & ACK, frame.length) == (PING, ACK, number):
                 return
     raise Failed("A Yamux ping has no answer.")
@@ -245,7 +245,7 @@ async def silent_closed(target: Target) -> str:
     began, pinged = trio.current_time(), ""
     async with yamux(target.place, silent=True) as peer:
         with trio.move_on_after(PING_INTERVAL_S + PING_DEADLINE_S + 2 * SLACK_S):
-            async for frame in peer.frames():
+            while (frame := await peer.frame()) is not None:
                 if frame.kind == PING and not pinged:
                     pinged = f"pinged after {trio.current_time() - began:.0f} s, "
             return f"{pinged}closed after {trio.current_time() - began:.0f} s"

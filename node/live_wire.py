@@ -112,6 +112,7 @@ class Yamux:
 
     def __init__(self, session: Any, *, silent: bool = False) -> None:
         self._session, self._silent = session, silent
+        self._seen = 0  # bytes of all streams
 
     async def send(self, kind: int, flags: int, stream: int, length: int, body: bytes = b"") -> None:
         data = HEADER.pack(0, kind, flags, stream, length) + body
@@ -128,24 +129,22 @@ class Yamux:
         """A stream with its first bytes."""
         await self.send(DATA, SYN, stream, len(body), body)
 
-    async def frames(self) -> AsyncIterator[Frame]:
-        """What comes, until the other side closes."""
-        seen = 0
-        while True:
-            header = await self._exactly(HEADER.size)
-            if header is None:
-                return
-            _, kind, flags, stream, length = HEADER.unpack(header)
-            size = length if kind == DATA else 0
-            seen += size
-            if size > MAX_FRAME_BODY or seen > FLOOD_BYTES:
-                raise Failed(f"It sent a Yamux frame of {size} bytes, past the window of its stream.")
-            body = await self._exactly(size)
-            if body is None:
-                return
-            if kind == PING and flags & SYN and not self._silent:
-                await self.send(PING, ACK, 0, length)
-            yield Frame(kind, flags, stream, length, body)
+    async def frame(self) -> Frame | None:
+        """The next one; None when the other side has closed."""
+        header = await self._exactly(HEADER.size)
+        if header is None:
+            return None
+        _, kind, flags, stream, length = HEADER.unpack(header)
+        size = length if kind == DATA else 0
+        self._seen += size
+        if size > MAX_FRAME_BODY or self._seen > FLOOD_BYTES:
+            raise Failed(f"It sent a Yamux frame of {size} bytes, past the window of its stream.")
+        body = await self._exactly(size)
+        if body is None:
+            return None
+        if kind == PING and flags & SYN and not self._silent:
+            await self.send(PING, ACK, 0, length)
+        return Frame(kind, flags, stream, length, body)
 
     async def _exactly(self, size: int) -> bytes | None:
         """None at the end of the connection."""
@@ -159,7 +158,7 @@ class Yamux:
 
     async def closes(self) -> None:
         """Returns when the other side has closed the connection."""
-        async for _ in self.frames():
+        while await self.frame() is not None:
             pass
 
 
