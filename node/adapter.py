@@ -22,6 +22,7 @@ from . import (
     adapter_environments,
     adapter_forward,
     adapter_games,
+    adapter_greetings,
     adapter_local,
     adapter_messages,
     adapter_model,
@@ -62,6 +63,7 @@ OPS: Final[Ops] = {
     **adapter_model.OPS,
     **adapter_forward.OPS,
     **adapter_local.OPS,
+    **adapter_greetings.OPS,
 }
 
 

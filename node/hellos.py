@@ -9,7 +9,8 @@ does. `Greeting` is the node's half, `Answers` the trainer's.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Final
 
@@ -49,6 +50,33 @@ _STORED: Final = b""
 """Stands for the trainer whose answer was kept over a restart."""
 
 
+class Counting:
+    """From when on a key counts, by what the trainers of a run answer. `kept`: as it was stored."""
+
+    def __init__(self, kept: int | None) -> None:
+        self.known_from = kept
+        """Later versions count for the key [TSK-6]; None before an answer."""
+        self._answers: dict[bytes, int] = {} if kept is None else {_STORED: kept}
+        """By trainer: each hears for itself, and a version counts for sure that is later than all say."""
+
+    def answered(self, trainer: bytes, version: int, newest: int) -> None:
+        """A trainer says the newest version when it first heard of the key. `newest`: known to this node."""
+        if version > newest + MAX_AHEAD:
+            return
+        self._answers[trainer] = version
+        if self._answers.get(_STORED, -1) > newest:  # of a journal that was lost since
+            del self._answers[_STORED]
+        self.known_from = max(self._answers.values())
+
+    def too_new(self, trainer: bytes, threshold: float | None, newest: int) -> None:
+        """The same by a `key-too-new` receipt; None: the trainer never heard of the key."""
+        if threshold is None:
+            self._answers.clear()
+            self.known_from = None
+        elif threshold.is_integer() and threshold >= 0:
+            self.answered(trainer, int(threshold) - 1, newest)
+
+
 class Greeting:
     """Of `key`, at the trainers of one run. `say` publishes a hello; it raises NoSubscribersError."""
 
@@ -56,17 +84,17 @@ class Greeting:
         self, key: bytes, following: Following, outbox: Outbox, say: Callable[[], Awaitable[None]]
     ) -> None:
         self._key, self._following, self._outbox, self._say = key, following, outbox, say
-        self.known_from = outbox.known_from
-        """Later versions count for the key [TSK-6]; None before the answer."""
-        self._answers: dict[bytes, int] = {}
-        """By trainer: each hears for itself, and a version counts for sure that is later than all say."""
-        if self.known_from is not None:
-            self._answers[_STORED] = self.known_from
+        self._counting = Counting(outbox.known_from)
         self._first: int | None = None
         """Newest version when the first hello went out."""
         self._newer_since: float | None = None
         """When a later one than that was known."""
         self._answered, self._forgotten = trio.Event(), trio.Event()
+
+    @property
+    def known_from(self) -> int | None:
+        """Later versions count for the key; None before the answer."""
+        return self._counting.known_from
 
     def counts(self, version: int) -> bool:
         """Whether that version counts for the key."""
@@ -98,34 +126,28 @@ class Greeting:
         """What a trainer answers to hellos, among them perhaps ours. [HEL-2]"""
         for answer in known:
             if answer.peer == self._key:
-                self._take(trainer, answer.version)
+                with self._noted():
+                    self._counting.answered(trainer, answer.version, self._following.version)
 
     def note_too_new(self, trainer: bytes, receipt: Receipt) -> None:
         """A `key-too-new` receipt for a group of ours: from when on the key counts, or that it was never
         heard of, and then it begins again. [TSK-6]"""
-        if receipt.threshold is not None:
-            if receipt.threshold.is_integer() and receipt.threshold >= 0:
-                self._take(trainer, int(receipt.threshold) - 1)
-        elif self.known_from is not None:
-            self._answers.clear()
-            self._set(None)
+        known = self.known_from is not None
+        with self._noted():
+            self._counting.too_new(trainer, receipt.threshold, self._following.version)
+        if known and self.known_from is None:
             self._first = self._newer_since = None
             self._forgotten.set()
             self._forgotten = trio.Event()
 
-    def _take(self, trainer: bytes, version: int) -> None:
-        if version > self._following.version + MAX_AHEAD:
-            return
-        self._answers[trainer] = version
-        if self._answers.get(_STORED, -1) > self._following.version:  # of a journal that was lost since
-            del self._answers[_STORED]
-        self._set(max(self._answers.values()))
-
-    def _set(self, version: int | None) -> None:
-        if version != self.known_from:
-            self.known_from = version
-            self._outbox.note_known(version)
-        if version is not None:
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Stores what changes within, and wakes whoever waits for an answer."""
+        before = self.known_from
+        yield
+        if self.known_from != before:
+            self._outbox.note_known(self.known_from)
+        if self.known_from is not None:
             self._answered.set()
             self._answered = trio.Event()
 
@@ -136,7 +158,8 @@ class Greeting:
         if self._newer_since is None:
             self._newer_since = trio.current_time()
         elif trio.current_time() - self._newer_since >= SILENT_SECONDS:
-            self._take(_STORED, self._first)
+            with self._noted():
+                self._counting.answered(_STORED, self._first, self._following.version)
 
 
 class Answers:

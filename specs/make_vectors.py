@@ -25,6 +25,7 @@ import vectors_environments
 import vectors_equivocations
 import vectors_forward
 import vectors_gossip
+import vectors_greetings
 import vectors_handouts
 import vectors_introductions
 import vectors_local
@@ -108,6 +109,7 @@ FILES: dict[str, tuple[str, Callable[[], list[dict[str, Any]]]]] = {
     "receipts": ("Receipts: chapter 10.", vectors_receipts.receipts),
     "proofs": ("Proof files: chapter 10.", vectors_proofs.proofs),
     "states": ("What verdicts and time make of a key: chapter 10.", vectors_states.states),
+    "greetings": ("What trainers answer to the hellos of a key: chapter 10.", vectors_greetings.greetings),
     "hellos": ("Hellos: chapter 10.", vectors_receipts.hellos),
     "versions": ("Versions of environments: chapter 13.", vectors_environments.versions),
     "facts": ("Ids of environments, and what may be in a run: chapter 13.", vectors_environments.facts),

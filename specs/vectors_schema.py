@@ -89,6 +89,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "result": TEXTS,
     },
     "shards": {"key": HEX, "shards": INT, "shard": INT},
+    "greetings": {"kept": {"anyOf": [INT, {"const": None}]}, "steps": OBJECTS},
     "display": {"text": TEXT, "held": INTS},
     "announcements": {
         "run": {"anyOf": [HEX, {"const": None}]},
