@@ -76,7 +76,7 @@ def fuzzed_rows(client: Client, cases: Sequence[Case], choice: Choice, output: O
             if started.outcome is Outcome.FAIL:
                 return
         yield from _compared(client, other, cases, choice, output)
-    yield _end_row(client)
+    yield _end_row(client, choice.seconds)
     yield _step_row(client)
 
 
@@ -133,7 +133,7 @@ def rows_of(client: Client, cases: Sequence[Case], seconds: float | None = None)
         return
     for case in cases:
         yield _row(client, case, seconds or (MODEL_SECONDS if case.op.name in MODEL_OPS else SECONDS))
-    yield _end_row(client)
+    yield _end_row(client, seconds)
     yield _step_row(client)
 
 
@@ -167,11 +167,11 @@ def _outcome(client: Client, case: Case, question: bytes, seconds: float) -> tup
     return (Outcome.PASS, "") if found is None else (Outcome.FAIL, found)
 
 
-def _end_row(client: Client) -> Row:
+def _end_row(client: Client, seconds: float | None) -> Row:
     if client.given_up:
         return Row(END, (), Outcome.UNTESTED, "The client was given up before.")
     try:
-        client.finish()
+        client.finish(seconds or SECONDS)
     except Fault as fault:
         return Row(END, (), Outcome.FAIL, f"The client {fault}.")
     return Row(END, (), Outcome.PASS)

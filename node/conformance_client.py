@@ -26,8 +26,6 @@ MAX_STRAYS = 3
 """Lines nobody asked for, after which a client is given up: nothing can be told of its answers."""
 START_S = 60.0
 """For a client's first answer: interpreters and models are loaded meanwhile."""
-FINISH_S = 10.0
-"""For its end, once its input has ended."""
 FIRST = b'{"op":"client"}\n'
 NO_NAME = "a client without a name"
 
@@ -95,7 +93,7 @@ class Client:
             self._stray(Stray("gave an answer to another question than it was asked"))
         return in_step
 
-    def finish(self, seconds: float = FINISH_S) -> None:
+    def finish(self, seconds: float) -> None:
         """Raises Fault unless it ends well at the end of its input."""
         process = self._process or self._start()
         try:
