@@ -27,6 +27,8 @@ def _row(name: str, op: dict[str, Any]) -> str:
     file = f"`{op.get('file', name)}`"
     if "has" in op:
         file += f" with {_names(op['has'])}"
+    if "for" in op:
+        file += f", for {op['for']}"
     cells = [f"`{name}`", file, _names(op["in"]), _names(op.get("also", [])), _names(op.get("out", []))]
     return f"| {' | '.join(cells)} |\n"
 

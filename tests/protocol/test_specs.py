@@ -13,6 +13,7 @@ from typing import Any
 import pycddl
 import pytest
 
+from nous_node.envs.template_functions import FILTERS, METHODS, TESTS
 from nous_node.protocol import constants
 from nous_node.protocol.encoding import decode
 from nous_node.protocol.envelope import Kind, unseal
@@ -152,6 +153,16 @@ def test_the_table_of_ops_is_that_of_the_adapters() -> None:
         assert {name: re.findall("`([^`]+)`", row[at]) for name, at in columns.items()} == {
             name: op.get(name, []) for name in columns
         }
+
+
+def test_the_chapter_of_conversations_names_what_templates_may_use() -> None:
+    lines = [line for line in TEXTS["chat.md"].splitlines() if line.startswith("| ")]
+    told = {line.split("|")[1].strip(): re.findall("`([^`]+)`", line.split("|")[2]) for line in lines}
+    assert told["filters"] == sorted(FILTERS)
+    assert told["tests"] == sorted(TESTS)
+    methods = ("a text", "a map", "a list", "`loop`")
+    for owner, (_, names) in zip(methods, METHODS, strict=True):
+        assert told[f"methods of {owner}"] == sorted(names)
 
 
 def test_what_a_client_has_to_pass_exists() -> None:
