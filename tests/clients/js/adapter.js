@@ -78,6 +78,11 @@ const OPS = {
     return { ...drawn, seed, task_seed: drawn.taskSeed, sampler_keys: drawn.samplerKeys }
   },
   uniforms: (q) => ({ keystream: keystream(q.key, q.start, q.count), uniforms: uniforms(q.key, q.start, q.count) }),
+  turns({ key, turns }) {
+    let at = 0
+    const drawn = turns.filter(([, sampled]) => sampled).map(([count]) => uniforms(key, (at += count) - count, count))
+    return { uniforms: drawn }
+  },
   choices: (q) => choose(numbers(q.logits, -Infinity), q.temperature, q.uniform),
   distances: (q) => distance(numbers(q.logits, -Infinity), q.temperature, q.uniform, q.token),
   arrays({ planes, form }) {
@@ -113,7 +118,6 @@ const OPS = {
   },
   receipts: (q) => ({ body: openReceipts(q.envelope, q.run, ofRun(q)).content }),
   hellos: ({ body }) => read('hello', body) && { body: encode(decode(body)) },
-  seeds: ({ seed }) => ({ small: seed.readUInt32LE() >>> 1 }),
   'sort-digits'({ seed, length, level }) {
     const { prompt, solution } = sortDigits.task(seed, length, level)
     return { prompt, tokens: tokensOf(prompt), solution }
@@ -131,12 +135,15 @@ const OPS = {
 }
 
 function answer(line) {
+  let question
   try {
-    const question = JSON.parse(line)
+    question = JSON.parse(line)
     for (const name of HEX) if (name in question) question[name] = bytesOf(question[name])
+  } catch { return { error: 'bad-question' } }
+  try {
     return Object.hasOwn(OPS, question.op) ? { ok: OPS[question.op](question) ?? {} } : { unsupported: true }
-  } catch (error) { // another error is a question that is none, or a fault of this client: no answer that passes
-    return error instanceof Refused ? { error: error.code, ...error } : { fault: String(error) }
+  } catch (error) {
+    return error instanceof Refused ? { error: error.code, ...error } : { error: 'adapter-failed', note: String(error) }
   }
 }
 
