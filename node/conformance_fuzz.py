@@ -40,6 +40,9 @@ Ask: TypeAlias = Callable[[Sequence[bytes]], "list[Json | Fault]"]
 """Asks an adapter a batch."""
 
 
+Mutate: TypeAlias = Callable[[bytes, Random, Sequence[bytes]], bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """Bytes of a positive vector, opened as deep as a chain goes."""
@@ -61,10 +64,10 @@ class Input:
     def weight(self) -> float:
         return min(1.0, SMALL / (1 + len(self.layers[0]))) ** 2
 
-    def question(self, entropy: Random, others: Sequence[bytes]) -> dict[str, Json]:
+    def question(self, entropy: Random, others: Sequence[bytes], mutate: Mutate = mutated) -> dict[str, Json]:
         """A mutation, closed again as far as that goes."""
         scene = Scene(self.case.question(), self.identities)
-        data = mutated(self.layers[-1], entropy, others)
+        data = mutate(self.layers[-1], entropy, others)
         for layer, outer in zip(reversed(self.chain), reversed(self.layers[:-1]), strict=True):
             try:
                 data = layer.close(scene, outer, data)
