@@ -5,36 +5,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
-HEX = {"type": "string", "pattern": "^([0-9a-f]{2})*$"}
-RUNS = {"type": "array", "items": {"type": "array"}}
-BYTES = {"anyOf": [HEX, RUNS], "description": "hex, or [[hex, count], ...]"}
-TEXT = {"type": "string"}
-INT = {"type": "integer"}
-NUMBER = {"type": "number"}
-BOOL = {"type": "boolean"}
-VALUE = {"description": "a tagged value"}
-REFUSED = {"const": True, "description": "to be refused, with any code"}
-RELEASES = {"type": "object", "description": "libraries, and the releases whose work this is"}
-CODE = {"type": "string", "pattern": "^[a-z-]+$"}
-TEXTS = {"type": "array", "items": TEXT}
-INTS = {"type": "array", "items": INT}
-NUMBERS = {"type": "array", "items": NUMBER}
-OBJECT = {"type": "object"}
-OBJECTS = {"type": "array", "items": OBJECT}
-FIGURE = {"anyOf": [NUMBER, {"const": None}], "description": "null: no number"}
-
-PLAYED: dict[str, Any] = {
-    "releases?": RELEASES,
-    "seed?": HEX,
-    "group?": INT,
-    "max_tokens?": INT,
-    "context?": INT,
-    "replies?": {"type": "array", "items": TEXTS},
-    "calls?": {"type": "array", "items": INTS},
-    "trajectories?": OBJECTS,
-    "refused?": REFUSED,
-}
-"""A whole game."""
+from vectors_schema_environments import ENVIRONMENTS
+from vectors_schema_kinds import (
+    BOOL,
+    BYTES,
+    CODE,
+    FIGURE,
+    HEX,
+    INT,
+    INTS,
+    NUMBER,
+    NUMBERS,
+    OBJECT,
+    OBJECTS,
+    REFUSED,
+    TEXT,
+    TEXTS,
+    VALUE,
+)
 
 FIELDS: dict[str, dict[str, Any]] = {
     "versions": {
@@ -268,124 +256,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     },
     "states": {"steps": OBJECTS, "tolerance": NUMBER},
     "hellos": {"body": HEX, "code?": CODE},
-    "nous-default": {"text": TEXT, "tokens": INTS, "logits": NUMBERS, "tolerance": NUMBER, "weights": HEX},
-    "chat": {
-        "template": TEXT,
-        "controls": TEXTS,
-        "special": TEXTS,
-        "created": INT,
-        "form?": TEXT,
-        "releases?": RELEASES,
-        "messages?": OBJECTS,
-        "tools?": OBJECTS,
-        "last?": INT,
-        "pieces?": {"type": "array", "items": {"type": "array"}},
-        "refused?": REFUSED,
-        "tokens?": INTS,
-        "message?": OBJECT,
-    },
-    "conversations": {
-        "template": TEXT,
-        "controls": TEXTS,
-        "special": TEXTS,
-        "created": INT,
-        "max_tokens": INT,
-        "context": INT,
-        "samples": {"type": "array", "items": {"type": "array"}},
-        "replies": {"type": "array", "items": TEXTS},
-        "calls?": {"type": "array", "items": INTS},
-        "trajectories?": OBJECTS,
-        "refused?": REFUSED,
-    },
-    "sort-digits": {
-        "seed?": HEX,
-        "level?": INT,
-        "length?": INT,
-        "prompt?": TEXT,
-        "tokens?": INTS,
-        "solution?": TEXT,
-        "answer?": TEXT,
-        "ended?": BOOL,
-        "reward?": NUMBER,
-        "text?": TEXT,
-    },
-    "atropos": {"lines": OBJECTS, "groups": OBJECTS, "worths?": OBJECTS, "refused?": REFUSED},
-    "openenv": {
-        "schema?": OBJECT,
-        "named?": TEXT,
-        "field?": TEXT,
-        "text?": {"anyOf": [TEXT, BOOL]},
-        "answer?": TEXT,
-        "action?": {"anyOf": [OBJECT, {"const": None}], "description": "null: none"},
-        "observation?": OBJECT,
-        "shown?": TEXTS,
-        "config?": OBJECT,
-        "refused?": REFUSED,
-    },
-    "packages": {
-        "seed?": HEX,
-        "rows?": INT,
-        "row?": INT,
-        "start?": INT,
-        "interface?": TEXT,
-        "config?": OBJECT,
-        "settings?": OBJECT,
-        "refused?": REFUSED,
-    },
-    "textarena": {
-        "player?": INT,
-        "told?": {"type": "array", "items": {"type": "array"}},
-        "heard?": TEXT,
-        "first?": BOOL,
-        "text?": TEXT,
-        "said?": TEXT,
-        "ended?": BOOL,
-        "move?": TEXT,
-        "given?": {"description": "of any type"},
-        "invalid?": BOOL,
-        "turns?": INT,
-        "unfinished?": BOOL,
-        "reward?": NUMBER,
-        "components?": OBJECT,
-        "game?": TEXT,
-        "config?": OBJECT,
-        "settings?": OBJECT,
-        **PLAYED,
-    },
-    "gymnasium": {
-        "game?": TEXT,
-        "place?": TEXT,
-        "said?": TEXT,
-        "action?": {"anyOf": [INT, {"const": None}], "description": "null: none"},
-        "rewards?": {"type": "array", "items": NUMBERS},
-        "advantages?": {"type": "array", "items": NUMBERS},
-        "config?": OBJECT,
-        "levels?": INT,
-        **PLAYED,
-    },
-    "reasoning-gym": {
-        "config?": OBJECT,
-        "chat?": BOOL,
-        "question?": TEXT,
-        "text?": TEXT,
-        "place?": TEXT,
-        "said?": TEXT,
-        "formula?": BOOL,
-        "answer?": {"anyOf": [TEXT, {"const": None}], "description": "null: none"},
-        "id?": TEXT,
-        "index?": INT,
-        "seed?": HEX,
-        "releases?": RELEASES,
-        "dataset?": TEXT,
-        "level?": INT,
-        "replies?": OBJECTS,
-        "prompt?": TEXT,
-        "scores?": OBJECTS,
-        "levels?": INT,
-        "reproducible?": TEXT,
-        "scorer?": TEXT,
-        "refused?": REFUSED,
-    },
+    **ENVIRONMENTS,
 }
 
 
