@@ -22,7 +22,7 @@ Fields: TypeAlias = Mapping[str, Json]
 
 PACKAGE = "nous_node.vectors"
 OPS = "ops.toml"
-MODEL_OPS = frozenset({"nous-default"})
+MODEL_OPS = frozenset({"nous-default", "forward"})
 """Ops that compute with a policy: they may take longer."""
 SAMPLES = "samples"
 """A question that no case holds: how many results are wanted. It is the length of what is expected."""

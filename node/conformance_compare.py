@@ -22,6 +22,8 @@ MAX_SHOWN = 160
 MAX_BYTES = 1 << 26
 """Bytes that pieces of an answer may unfold to: sixteen times the largest checkpoint of the vectors."""
 FIGURES = ("measured", "threshold")
+NO_REFUSALS = frozenset({"bad-question", "adapter-failed"})
+"""Errors of the adapter itself, and not of what it was asked (chapter 14)."""
 BREAKDOWNS = ("bad-question", "adapter-failed")
 """What adapters say of themselves, not of what they were given: no refusal of a vector."""
 
@@ -54,6 +56,8 @@ def kind_of(answer: Json) -> Kind:
     match answer:
         case {"unsupported": True}:
             return Kind.UNSUPPORTED
+        case {"error": str() as code} if code in NO_REFUSALS:
+            return Kind.BROKEN
         case {"error": str()}:
             return Kind.ERROR
         case {"ok": dict()}:

@@ -122,7 +122,13 @@ def test_results_before_a_refusal_may_be_missing_but_not_wrong() -> None:
     assert judge(one, {"error": "stale", "ok": 3}) == "ok: expected an object, came 3"
 
 
-@pytest.mark.parametrize("answer", [None, 1, [], "ok", {}, {"ok": 1}, {"error": 1}, {"unsupported": False}])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(None, 1, [], "ok", {}, {"ok": 1}, {"error": 1}, {"unsupported": False}),
+        *({"error": "bad-question"}, {"error": "adapter-failed", "note": "ZeroDivisionError"}),
+    ],
+)
 def test_what_is_no_answer_fits_nothing(answer: Any) -> None:
     assert kind_of(answer) is Kind.BROKEN
     assert judge(case(value=1), answer) is not None
