@@ -133,6 +133,8 @@ async def duplicate_stopped(scene: Scene) -> str:
     await trio.sleep(QUIET_S)
     if scene.target.listener.times(envelope) != before:
         raise Failed("An envelope was forwarded twice.")
+    if not scene.author.connected:
+        raise Failed("It disconnected the peer that sent an envelope twice, which has to cost nothing.")
     return "forwarded once"
 
 

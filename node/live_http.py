@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import h11
 import trio
@@ -45,7 +45,7 @@ async def asked(
 ) -> Answer:
     """One request on a connection of its own, at the IP address of the client. [STR-6]"""
     with trio.fail_after(ANSWER_S):
-        async with dialled(target.place._replace(port=port)) as socket:
+        async with dialled(replace(target.place, port=port)) as socket:
             connection = h11.Connection(h11.CLIENT)
             size = [("Content-Length", str(len(body)))] if body else []
             request = h11.Request(

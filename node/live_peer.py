@@ -31,6 +31,7 @@ from .gossip import MAX_RPC_BYTES
 from .gossip_signing import SIGNING_PREFIX, is_signed
 from .hardening import HardenedHost, build_host
 from .live_check import Failed
+from .live_wire import Pace
 from .mesh import MAX_IWANT_PER_HEARTBEAT, frame
 from .muxer_stream import MuxerStream
 from .network import DIAL_S, parse_address
@@ -270,7 +271,7 @@ def varint(value: int) -> bytes:
 
 
 @asynccontextmanager
-async def kit_peer(address: str) -> AsyncIterator[KitPeer]:
+async def kit_peer(address: str, pace: Pace) -> AsyncIterator[KitPeer]:
     """Connected until the block ends. Raises UnreachableError."""
     transport, target = parse_address(address)
     seed = os.urandom(32)
@@ -280,6 +281,7 @@ async def kit_peer(address: str) -> AsyncIterator[KitPeer]:
     failure: Exception | None = None
     async with background_trio_service(swarm):
         try:
+            await pace.turn()
             await _dial(swarm, transport, target, address)
             yield peer
         except Exception as error:  # raised below, outside the nursery, so that it is not wrapped
@@ -298,5 +300,5 @@ async def _dial(swarm: Any, transport: Any, target: str, address: str) -> None:
             await swarm._dial_addr_single_attempt(transport, ID.from_base58(target))
             return
         except Exception as error:
-            reason = str(error) or type(error).__name__
+            reason = (str(error) or type(error).__name__).rstrip(".")
     raise UnreachableError(address, reason)

@@ -20,7 +20,8 @@ from nous_node.protocol.streams import HEAD_PROTOCOL, MAX_HEAD_REPLY, HeadReply,
 from .live_check import RELAY, TRAINER, VOLUNTEER, Untested
 from .live_forgery import new_identity
 from .live_peer import KitPeer, kit_peer
-from .live_wire import Place
+from .live_wire import Pace, Place
+from .network import silence_libp2p
 from .network_errors import UnreachableError
 
 SUBSCRIBE_S = 5.0
@@ -37,8 +38,8 @@ _TOPIC = re.compile(r"/nous/1/([0-9a-f]{64})/(rollouts/[0-9]{1,5}|checkpoints|re
 class Target:
     """Made by `reached`."""
 
-    def __init__(self, address: str, run: bytes | None, listener: KitPeer) -> None:
-        self.address, self.place = address, Place.of(address)
+    def __init__(self, place: Place, run: bytes | None, listener: KitPeer) -> None:
+        self.address, self.place = listener.address, place
         self.listener = listener
         """A peer of the kit that stays connected, and reads every topic that the client reads or writes."""
         self._run = run
@@ -59,7 +60,7 @@ class Target:
 
     def peer(self) -> AbstractAsyncContextManager[KitPeer]:
         """A further peer of the kit, with a key of its own."""
-        return kit_peer(self.address)
+        return kit_peer(self.address, self.place.pace)
 
     @property
     def run(self) -> bytes:
@@ -169,8 +170,11 @@ async def _told(peer: KitPeer, run: bytes | None) -> None:
 @asynccontextmanager
 async def reached(addresses: Sequence[str], run: bytes | None) -> AsyncIterator[Target]:
     """The client at the first address that answers. Raises UnreachableError where none does."""
-    async with kit_peer(await _answering(addresses)) as listener:
-        target = Target(listener.address, run, listener)
+    silence_libp2p()
+    address = await _answering(addresses)
+    place = Place.of(address)
+    async with kit_peer(address, place.pace) as listener:
+        target = Target(place, run, listener)
         await target.learn()
         yield target
 
@@ -179,6 +183,6 @@ async def _answering(addresses: Sequence[str]) -> str:
     *others, last = addresses
     for address in others:
         with suppress(UnreachableError):
-            async with kit_peer(address):
+            async with kit_peer(address, Pace()):
                 return address
     return last

@@ -5,9 +5,11 @@ What an honest node never sends can only be sent from here. Reading has limits: 
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import trio
@@ -26,18 +28,34 @@ from .muxer import ACK, DATA, HEADER, PING, SYN
 
 FLOOD_BYTES = 64 << 20
 """More than a client has any reason to send within a check."""
+DIAL_PAUSE_S = 0.25
+"""Between two connections: some libraries take five a second of one IP address, and close what is beyond."""
 MAX_FRAME_BODY = 1 << 20
 """Of a Yamux frame that is read whole: the largest window that an answer of ours grants."""
 
 MULTISTREAM_LINE = b"\x13" + MULTISTREAM + b"\n"
 
 
-class Place(NamedTuple):
+class Pace:
+    """Keeps dials apart, whoever makes them."""
+
+    def __init__(self) -> None:
+        self._due = -math.inf
+
+    async def turn(self) -> None:
+        now = trio.current_time()
+        self._due = max(self._due + DIAL_PAUSE_S, now)
+        await trio.sleep(self._due - now)
+
+
+@dataclass(frozen=True)
+class Place:
     """Where a client listens, and who it has to be."""
 
     host: str
     port: int
     peer: str
+    pace: Pace = field(default_factory=Pace)
 
     @classmethod
     def of(cls, address: str) -> Place:
@@ -57,6 +75,7 @@ def line(text: str) -> bytes:
 @asynccontextmanager
 async def dialled(place: Place) -> AsyncIterator[trio.SocketStream]:
     """A bare TCP connection."""
+    await place.pace.turn()
     try:
         socket = await trio.open_tcp_stream(place.host, place.port)
     except OSError as error:

@@ -303,7 +303,7 @@ async def open_network(
 
     Raises ListenError or AddressError before the block starts.
     """
-    _silence_libp2p()
+    silence_libp2p()
     stats = NetworkStats()
     upload = UploadLimit(config.upload_limit)
     host = build_host(seed, config.max_connections, stats, upload)
@@ -327,7 +327,7 @@ async def open_network(
         raise failure
 
 
-def _silence_libp2p() -> None:
+def silence_libp2p() -> None:
     """It logs what peers do wrong, which we count, and some of it through the root logger, which then
     sets itself up to print over our display."""
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
