@@ -4,7 +4,8 @@ import { applyDelta, checkChain, checkChunk, chunksOf, readSafetensors } from '.
 import { Refused, must } from './msgpack.js'
 import { hex, read, same, sha256, write, writeBitmap } from './structures.js'
 
-const chunks = (entries) => entries.flatMap(chunksOf), bytesOf = (parts) => parts.reduce((sum, { length }) => sum + length, 0)
+const chunks = (entries) => entries.flatMap(chunksOf)
+const total = (parts) => parts.reduce((sum, { length }) => sum + length, 0)
 
 export class Holdings {
   constructor(home, peer) { Object.assign(this, { home, peer, bad: new Set() }) }
@@ -12,33 +13,30 @@ export class Holdings {
     const bytes = this.home.read(`blobs/${hex(hash)}`)
     return bytes && same(sha256(bytes), hash) ? bytes : undefined
   }
-  put(hash, bytes) {
-    if (!this.get(hash)) this.home.write(`blobs/${hex(hash)}`, bytes)
-    return bytes
-  }
+  put(hash, bytes) { if (!this.get(hash)) this.home.write(`blobs/${hex(hash)}`, bytes) }
   /** A blob from here, or from the first peer that has it; who sends another one is dropped (STR-3). */
   async fetch({ hash, length }) {
-    if (this.get(hash)) return this.get(hash)
-    for (let busy = true; busy; await sleep(500)) {
+    for (let busy = true; busy && !this.get(hash); await sleep(busy ? 500 : 0)) {
       busy = false
       for (const id of this.peer.peers.filter((one) => !this.bad.has(String(one)))) try {
         const raw = await this.peer.ask(id, '/nous/blob/1', write('blob-request', { hash }), 4195328, 60)
         const { data, error } = read('blob-reply', raw)
-        must(!data || length === undefined || data.length === length, 'hash-mismatch')
-        if (data) return this.put(hash, checkChunk(hash, data))
-        busy ||= error === 'busy'
+        busy ||= !data && error === 'busy'
+        if (!data) continue
+        must((length ?? data.length) === data.length, 'hash-mismatch')
+        return this.put(hash, checkChunk(hash, data)) ?? data
       } catch (error) { // one that is slow or gone has done nothing wrong
         if (error instanceof Refused) this.peer.drop(id, this.bad.add(String(id)))
       }
     }
-    throw new Error(`no connected peer has the chunk ${hex(hash).slice(0, 16)}`)
+    return this.get(hash) ?? Promise.reject(new Error(`no connected peer has the chunk ${hex(hash).slice(0, 16)}`))
   }
   async file(entry) {
     const parts = []
     for (const chunk of chunksOf(entry)) parts.push(await this.fetch(chunk))
     return Buffer.concat(parts)
   }
-  /** The files of a checkpoint by path, chunks and tensors verified; by deltas from `held` where those are fewer bytes. */
+  /** The files of a checkpoint, chunks and tensors verified; by deltas from `held` where those are fewer bytes. */
   async files({ manifest }, held) {
     const files = await this.byDeltas(manifest, held).catch(() => new Map()), deltas = files.size > 0 // CKP-15
     for (const entry of manifest.files) if (!files.has(entry.path)) files.set(entry.path, await this.file(entry))
@@ -53,7 +51,7 @@ export class Holdings {
     must(begin >= 0, 'not-found')
     const chain = checkChain(manifest, await Promise.all(manifest.chain.map((hash) => this.fetch({ hash }))))
     const steps = [...chain.slice(begin + 1), manifest], deltas = chunks(steps.flatMap((step) => step.deltas ?? []))
-    must(bytesOf(deltas) < bytesOf(chunks(manifest.files).filter(({ hash }) => !this.get(hash))), 'not-found')
+    must(total(deltas) < total(chunks(manifest.files).filter(({ hash }) => !this.get(hash))), 'not-found')
     let files = held.files
     for (const step of steps) files = await this.step(files, step)
     return files
@@ -79,9 +77,9 @@ export class Holdings {
   keep(checkpoints) {
     const chain = checkpoints.flatMap(({ manifest }) => manifest.chain ?? [])
     const links = chain.flatMap((hash) => this.get(hash) ?? []).map((bytes) => read('checkpoint-manifest', bytes))
-    const entries = checkpoints.flatMap(({ manifest }) => [...manifest.files, ...(manifest.deltas ?? [])])
-    const needed = [...chunks([...entries, ...links.flatMap(({ deltas = [] }) => deltas)]), ...checkpoints]
-    const kept = new Set([...needed.map(({ hash }) => hex(hash)), ...chain.map(hex)])
+    const entries = [...checkpoints.flatMap(({ manifest }) => [manifest, { deltas: manifest.files }]), ...links]
+    const needed = [...chunks(entries.flatMap(({ deltas = [] }) => deltas)), ...checkpoints].map(({ hash }) => hash)
+    const kept = new Set([...needed, ...chain].map(hex))
     for (const name of this.home.list('blobs')) if (!kept.has(name)) this.home.remove(`blobs/${name}`)
   }
 }

@@ -13,8 +13,7 @@ export class Home {
     writeFileSync(this.path(`${name}.part`), bytes, { mode: 0o600, flush: true })
     renameSync(this.path(`${name}.part`), this.path(name))
   }
-  /** The one key of libp2p and envelopes; made where there is none. */
-  identity() {
+  identity() { // the one key of libp2p and envelopes, made where there is none
     const make = () => generateKeyPairSync('ed25519').privateKey.export({ type: 'pkcs8', format: 'pem' })
     if (!this.read('key.pem')) this.write('key.pem', make())
     const secret = createPrivateKey(this.read('key.pem')), { d, x } = secret.export({ format: 'jwk' })

@@ -11,10 +11,9 @@ import { createLibp2p } from 'libp2p'
 
 Promise.withResolvers ??= function () { // libp2p asks for it, Node.js 20 lacks it
   let ends
-  const promise = new this((resolve, reject) => (ends = { resolve, reject }))
-  return { promise, ...ends }
+  return Object.assign({ promise: new this((resolve, reject) => (ends = { resolve, reject })) }, ends)
 }
-const PIECE = 16384, TCP = /^\/(ip4|ip6|dns[46]?)\/[^/]+\/tcp\/\d+\/p2p\/[^/]+$/
+const PIECE = 16384, MAX_RPC = 1 << 20, TCP = /^\/(ip4|ip6|dns[46]?)\/[^/]+\/tcp\/\d+\/p2p\/[^/]+$/
 const within = (seconds) => ({ signal: AbortSignal.timeout(1000 * seconds) })
 
 // The length is compared before what it announces is waited for. What has begun gets 10 s for each piece (STR-1).
@@ -27,10 +26,10 @@ async function readFrame(stream, limit, seconds) {
       piece ??= late(10)
       if (Math.floor(size / PIECE) < Math.floor((size += part.byteLength) / PIECE)) piece.refresh()
       if (length === Infinity && size >= 4) length = Buffer.concat(parts).readUInt32BE()
-      if (size >= 4 && length > limit) throw new Error('a frame beyond its limit')
+      if (size >= 4 && length > limit) break
       if (size >= 4 + length) return Buffer.concat(parts).subarray(4, 4 + length)
     }
-    throw new Error('a frame that was cut short')
+    throw new Error('a frame that is cut short or beyond its limit')
   } finally { [whole, piece].forEach(clearTimeout) }
 }
 async function writeFrame(stream, payload) {
@@ -48,11 +47,12 @@ export class Peer {
     const msgIdFn = ({ from, sequenceNumber }) => // the library's own has two bytes less (NET-5)
       Buffer.concat([from.toMultihash().bytes, Buffer.from(sequenceNumber.toString(16).padStart(16, '0'), 'hex')])
     const pubsub = gossipsub({ globalSignaturePolicy: 'StrictSign', fallbackToFloodsub: false, msgIdFn,
-      maxInboundDataLength: 4 << 20, idontwantMinDataSize: PIECE })
+      maxInboundDataLength: MAX_RPC, idontwantMinDataSize: PIECE })
     const host = await createLibp2p({ privateKey: await generateKeyPairFromSeed('Ed25519', seed), addresses: { listen },
       transports: [tcp()], connectionEncrypters: [noise()], services: { identify: identify(), pubsub },
       streamMuxers: [yamux({ keepAliveInterval: 10000, maxInboundStreams: 64 })],
-      connectionManager: { maxConnections: 128, dialTimeout: 10000, inboundUpgradeTimeout: 5000 },
+      connectionManager: { maxConnections: 128, dialTimeout: 10000, inboundUpgradeTimeout: 5000,
+        inboundConnectionThreshold: 1000, maxIncomingPendingConnections: 128 }, // many may share an address
       connectionGater: { denyDialMultiaddr: () => false, denyDialPeer: deny, denyInboundEncryptedConnection: deny } })
     await host.handle('/ipfs/ping/1.0.0', async (stream) => {
       for await (const part of stream) if (!stream.send(part)) await stream.onDrain(within(10))
@@ -64,9 +64,9 @@ export class Peer {
   }
   /** Dials each peer of these addresses, and again when it is lost (NET-8). */
   keep(addresses) {
-    const usable = addresses.filter((one) => TCP.test(one)), idOf = (one) => one.split('/').at(-1)
-    const of = (id) => usable.filter((one) => idOf(one) === id).map((one) => multiaddr(one))
-    for (const id of new Set(usable.map(idOf))) this.keepOne(of(id))
+    const byPeer = {}
+    for (const one of addresses) if (TCP.test(one)) (byPeer[one.split('/').at(-1)] ??= []).push(multiaddr(one))
+    for (const of of Object.values(byPeer)) this.keepOne(of)
   }
   async keepOne(addresses) {
     for (let wait = 500; ; wait = Math.min(15000, 2 * wait)) {
@@ -76,11 +76,11 @@ export class Peer {
       await sleep(wait * (0.7 + 0.6 * Math.random()))
     }
   }
-  get peers() { // ids, those that this host dialled first
-    const accepted = (id) => this.host.getConnections(id).every((one) => one.direction === 'inbound')
-    return this.host.getPeers().sort((a, b) => accepted(a) - accepted(b))
-  }
   get addresses() { return this.host.getMultiaddrs().map(String) }
+  get peers() { // ids, those that this host dialled first
+    const came = (id) => this.host.getConnections(id).every(({ direction }) => direction === 'inbound')
+    return this.host.getPeers().sort((a, b) => came(a) - came(b))
+  }
   async ask(id, protocol, request, limit, seconds) {
     const stream = await this.host.getConnections(id)[0].newStream(protocol, within(seconds))
     try {
@@ -93,17 +93,15 @@ export class Peer {
     let open = 0
     return this.host.handle(protocol, async (stream, { remotePeer }) => {
       open++
-      try {
-        await writeFrame(stream, answer(await readFrame(stream, limit, 10), open))
-      } catch (error) {
+      try { await writeFrame(stream, answer(await readFrame(stream, limit, 10), open)) } catch (error) {
         stream.abort(error)
         if (error.code === 'size-mismatch') this.drop(remotePeer)
       } finally { open-- }
     }, { maxInboundStreams: most })
   }
-  /** False where nobody listens. Libraries drop what is too large without a word (NET-6). */
+  /** False where nobody listens. */
   async publish(topic, data) {
-    if (data.length > 1047552) throw new Error('the message is larger than gossip takes')
+    if (data.length > MAX_RPC - 1024) throw new Error('the message is larger than gossip takes') // NET-6
     return (await this.pubsub.publish(topic, data).catch(() => ({ recipients: [] }))).recipients.length > 0
   }
   /** `judge(data)` says accept, ignore or reject; whoever forwards 20 rejects, one forgiven each 10 s, is dropped. */

@@ -9,54 +9,49 @@ import { Home } from './home.js'
 import { Refused, must } from './msgpack.js'
 import { Peer } from './peer.js'
 import { assign, choose, loadPolicy, sortDigits, taskSeed, textOf, tokensOf, uniforms } from './policy.js'
-import { hex, openCheckpoint, openReceipts, openRun, planes, read, readBitmap, readInvite, same, seal, sha256, shardOf, topics,
-  write } from './structures.js'
+import * as structures from './structures.js'
 
-const ENGINE = { name: 'nous-volunteer-js', version: '0.1.0', dtype: 'float32', device: 'cpu' }, USE = 'Use: node volunteer.js ' +
-  'INVITE [--home FOLDER] [--groups N] [--seconds S] [--listen MULTIADDR] [--json]'
-const IGNORED = ['expired', 'future-dated', 'duplicate', 'sequence-reused', 'unknown-kind', 'unsupported-version'] // GOS-2
+const { hex, openCheckpoint, openReceipts, planes, read, same, write } = structures
+const ENGINE = { name: 'nous-volunteer-js', version: '0.1.0', dtype: 'float32', device: 'cpu' }
+const USE = 'Use: node volunteer.js INVITE [--home FOLDER] [--groups N] [--seconds S] [--listen MULTIADDR] [--json]'
+const IGNORED = 'expired future-dated duplicate sequence-reused unknown-kind unsupported-version'.split(' ') // GOS-2
 const AHEAD = 16, LONGEST_QUARANTINE = 86460000, UPLOADS = 8
-
-class Ending extends Error { // a sentence with a next step, and the exit code
-  constructor(sentence, code = 1) { super(sentence).code = code }
-}
+const unfinished = (sentence, code = 1) => Object.assign(new Error(sentence), { exit: code }) // ends the client
 const escape = (one) => one.split('').map((unit) => `\\u${unit.charCodeAt().toString(16).padStart(4, '0')}`).join('')
 const printable = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, escape) // texts of strangers (CNV-1)
 
 class Volunteer {
-  constructor(options, run, home) {
-    Object.assign(this, { options, id: run, home, known: new Map(), seen: new Map(), accepted: 0, refused: {}, window: 32,
-      hello: { next: 0, wait: 2 }, level: 1, filled: Date.now(), local: new Home(home.path(join('runs', hex(run)))) })
-    this.ended = new Promise((resolve) => (this.end = (ending) => resolve(this.over = ending ?? true)))
+  constructor(options, id, home) {
+    Object.assign(this, { options, id, home, known: new Map(), seen: new Map(), held: [], accepted: 0, refused: {} })
+    Object.assign(this, { window: 32, hello: { next: 0, wait: 2 }, level: 1, filled: Date.now() })
+    Object.assign(this, home.identity(), { local: new Home(home.path(join('runs', hex(id)))) })
+    this.ended = new Promise((resolve) => (this.end = (error) => resolve(this.over = error ?? true)))
   }
   get top() { return this.newest?.version ?? -1 } // the newest version that is known
   say(event, fields) {
     const told = Object.entries(fields).filter(([, value]) => value !== null && value !== '')
-    const text = () => `${event}: ${told.map(([name, value]) => `${name} ${value}`).join(', ')}`
-    console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : text()))
+    const text = `${event}: ${told.map(([name, value]) => `${name} ${value}`).join(', ')}`
+    console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : text))
   }
-
   async join(addresses) {
-    if (this.local.read('equivocation')) throw new Ending(`This run's trainer contradicted itself; the proof is in ` +
-      `${this.local.path('equivocation')}. Ask the run's owner, and remove the file to go on.`)
-    Object.assign(this, this.home.identity())
-    this.peer = await Peer.start(this.seed, this.options.listen).catch(({ message }) => {
-      throw new Ending(`This address cannot be listened on (${message}): choose another --listen.`, 2)
-    })
+    const proof = this.local.path('equivocation'), wrong = ({ message }) => Promise.reject(unfinished(
+      `This client cannot listen there (${message}): choose another --listen.`, 2))
+    if (this.local.read('equivocation')) throw unfinished(`This run's trainer contradicted itself; the proof is ${proof}. ` +
+      `Ask the run's owner, and remove it to go on.`)
+    this.peer = await Peer.start(this.seed, this.options.listen).catch(wrong)
     this.holdings = new Holdings(this.local, this.peer)
     for (const address of this.peer.addresses) this.say('listening', { address })
     this.peer.keep(addresses)
-    for (const until = Date.now() + 30000; !this.newest; await sleep(500)) {
+    for (const until = Date.now() + 30000; !this.newest && !(this.run && Date.now() > until); await sleep(500)) {
+      if (Date.now() > until) throw unfinished(`Nobody answered for this run at ${addresses.join(', ')} within 30 s. Ask ` +
+        'whoever gave you the invite whether the run is up, and look at your network.')
       await this.askHeads()
-      if (this.newest || Date.now() < until) continue
-      if (this.run) break // a checkpoint may come later
-      throw new Ending(`Nobody answered for this run at ${addresses.join(', ')} within 30 s. Ask whoever gave you the ` +
-        'invite whether the run is up, and look at your network.')
     }
     this.check(this.run)
-    this.state = { seq: 0, counters: {}, h: {}, groups: {}, quiet: 0, ...JSON.parse(this.local.read('state.json') ?? '{}') }
+    const stored = JSON.parse(this.local.read('state.json') ?? '{}')
+    this.state = { seq: 0, counters: {}, h: {}, groups: {}, quiet: 0, ...stored }
     for (const [trainer, h] of Object.entries(this.state.h)) if (h > this.top) delete this.state.h[trainer]
-    this.topics = topics(this.id)
+    this.topics = structures.topics(this.id)
     this.serve()
     this.peer.watch(this.topics.checkpoints, (data) => this.judge(data, openCheckpoint, (it) => this.learn(it, data)))
     this.peer.watch(this.topics.receipts, (data) => this.judge(data, openReceipts, (it) => this.hear(it)))
@@ -70,30 +65,28 @@ class Volunteer {
       const { run, checkpoint } = read('head-reply', raw)
       if (run && !this.run) this.meet(run)
       if (checkpoint && this.run) this.learn(openCheckpoint(checkpoint, this.id, this.run), checkpoint)
-    } catch (error) { // another peer may know better
-      if (error.code === 'unsupported-version') this.end(new Ending('This run speaks another protocol: update this client.'))
+    } catch ({ code }) { // another peer may know better
+      if (code === 'unsupported-version') this.end(unfinished('This run speaks another protocol: update this client.'))
     }
   }
   meet(envelope) {
-    const { manifest } = openRun(envelope, this.id), head = this.local.read('head')
+    const { manifest } = structures.openRun(envelope, this.id), head = this.local.read('head')
     Object.assign(this, { run: manifest, envelope })
-    this.local.write('run', envelope)
     if (head) this.learn(openCheckpoint(head, this.id, manifest), head) // remembered over restarts (CKP-9, CKP-17)
   }
   check({ model, environments }) { // before anything is downloaded
     const needed = 8 * Number(model.parameters) + 4e8, names = environments.map(({ id, version }) => `${id} ${version}`)
-    const refuse = (wrong, why) => { if (wrong) throw new Ending(`${why} Take part in it with another client or machine.`) }
-    refuse(model.family !== 'llama', `This run's model is of the family ${model.family}; this client can do llama.`)
-    refuse(needed > totalmem(), `This run's model needs ${needed} bytes of memory; this machine has ${totalmem()}.`)
-    refuse(!environments.some(playable), `This run's environments are ${names.join(', ')}; this client has sort-digits 1.`)
+    const refuse = (why) => { throw unfinished(`${why} Take part in it with another client or machine.`) }
+    if (model.family !== 'llama') refuse(`This run's model is of the family ${model.family}; this client can do llama.`)
+    if (needed > totalmem()) refuse(`This run's model needs ${needed} bytes of memory; this machine has ${totalmem()}.`)
+    if (!environments.some(playable)) refuse(`This run has ${names.join(', ')}; this client can do sort-digits 1.`)
   }
-
   /** Takes note of a genuine checkpoint: the newest is followed, two of one version by one key end the client. */
   learn({ head, hash, content, manifest }, envelope) {
     const version = Number(manifest.version), slot = `${version} ${hex(head.from)}`, before = this.known.get(slot)
     if (before && !same(before.hash, hash)) {
       this.local.write('equivocation', write('equivocation', { first: before.envelope, second: envelope }))
-      return this.end(new Ending(`A trainer signed two checkpoints of version ${version}. Both are in ` +
+      return this.end(unfinished(`A trainer signed two checkpoints of version ${version}. Both are in ` +
         `${this.local.path('equivocation')}: show them to the run's owner.`))
     }
     this.known.set(slot, { version, hash, content, manifest, envelope })
@@ -111,7 +104,8 @@ class Volunteer {
       const policy = loadPolicy(files.get('model.safetensors'), JSON.parse(files.get('config.json')))
       this.holdings.put(target.hash, target.content) // a later chain may begin with it
       this.ready = { ...target, files, policy }
-      this.holdings.keep([...new Set([this.newest, this.ready])])
+      this.held = [target, ...this.held.slice(0, 3)]
+      this.holdings.keep([...new Set([this.newest, ...this.held])])
       for (const old of Object.keys(this.state.counters).slice(0, -64)) delete this.state.counters[old]
       this.say('checkpoint', { version: target.version, hash: hex(target.hash), by: deltas ? 'deltas' : 'files' })
     } catch ({ message }) {
@@ -120,14 +114,13 @@ class Volunteer {
     }
     this.following = false
   }
-
   judge(data, open, use) { // the verdict on a message of the checkpoints or the receipts topic (GOS-1)
-    const now = Date.now(), names = (head, id) => [hex(id), `${hex(head.from)} ${head.seq}`]
-    const known = (head, id) => ['duplicate', 'sequence-reused'].forEach((code, i) => must(!this.seen.has(names(head, id)[i]), code))
+    const now = Date.now(), names = (head, id) => ({ duplicate: hex(id), 'sequence-reused': `${hex(head.from)} ${head.seq}` })
+    const known = (...message) => Object.entries(names(...message)).forEach(([code, name]) => must(!this.seen.has(name), code))
     for (const [name, exp] of this.seen) if (exp <= now) this.seen.delete(name)
     try {
       const opened = open(data, this.id, this.run, { now, known, limit: 1000000 })
-      for (const name of names(opened.head, opened.id)) this.seen.set(name, opened.head.exp)
+      for (const name of Object.values(names(opened.head, opened.id))) this.seen.set(name, opened.head.exp)
       use(opened)
       return 'accept'
     } catch (error) {
@@ -145,12 +138,12 @@ class Volunteer {
     })
     this.peer.serve('/nous/have/1', 69632, 2, (bytes) => {
       const { run, checkpoint, have } = read('have-request', bytes)
-      const bits = [this.ready, this.newest].filter((one) => one && same(one.hash, checkpoint)).map((one) => this.holdings.held(one))[0]
-      if (bits && have) readBitmap(have, bits.total)
+      const found = [this.newest, ...this.held].find((one) => one && same(one.hash, checkpoint))
+      const bits = found && this.holdings.held(found)
+      if (bits && have) structures.readBitmap(have, bits.total)
       return write('have-reply', wrong(run) ?? (bits ? { have: bits.have } : { error: 'unknown-checkpoint' }))
     })
   }
-
   hear({ head, items, known = [], standings = [] }) { // what a trainer says of this key
     const mine = ({ peer }) => same(peer, this.key), trainer = hex(head.from), ts = Number(head.ts)
     for (const { version } of known.filter(mine)) this.count(trainer, version)
@@ -163,17 +156,17 @@ class Volunteer {
   }
   settle({ rollout, verdict, code, measured, threshold, credit }, trainer, ts) {
     if (code === 'quarantined' || code === 'banned') this.pause(code === 'banned' ? Infinity : threshold - measured, ts)
-    const [name, group] = Object.entries(this.state.groups).find(([, { ids }]) => ids.includes(hex(rollout))) ?? []
-    if (!group) return
-    delete this.state.groups[name]
-    if (code === 'key-too-new' && threshold === null) Object.assign(this, { hello: { next: 0, wait: 2 } }).state.h = {}
-    else if (code === 'key-too-new') this.count(trainer, threshold - 1)
-    const change = code === 'stale' ? -1 : this.top - group.version > this.run.staleness / 2 ? -0.2 : 0.1 // RCP-5
-    this.window = Math.min(4096, Math.max(4, this.window + change))
+    const { state } = this, name = Object.keys(state.groups).find((one) => state.groups[one].ids.includes(hex(rollout)))
+    if (!name) return
+    const { version, counter } = state.groups[name], late = this.top - version > this.run.staleness / 2
     this.local.remove(`groups/${name}`)
-    this.say('receipt', { verdict, code, version: group.version, counter: group.counter, measured, threshold, credit })
-    verdict === 'accepted' ? this.accepted++ : this.refused[code] = (this.refused[code] ?? 0) + 1
-    if (this.accepted >= this.options.groups) this.end()
+    delete state.groups[name]
+    if (code === 'key-too-new' && threshold !== null) this.count(trainer, threshold - 1)
+    else if (code === 'key-too-new') [this.hello, state.h] = [{ next: 0, wait: 2 }, {}]
+    this.window = Math.min(4096, Math.max(4, this.window + (code === 'stale' ? -1 : late ? -0.2 : 0.1))) // RCP-5
+    this.say('receipt', { verdict, code, version, counter, measured, threshold, credit })
+    if (verdict === 'refused') this.refused[code] = (this.refused[code] ?? 0) + 1
+    else if (++this.accepted >= this.options.groups) this.end()
   }
   stand({ state, accepted, refused, credit, until }, ts) {
     if (ts < (this.state.standing?.ts ?? 0)) return
@@ -183,22 +176,22 @@ class Volunteer {
   }
   pause(ms, ts) { // RCP-7: the word with the latest ts holds
     if (ts < (this.paused ?? 0)) return
-    const why = Object.entries(this.refused).map(([code, count]) => `${count} x ${code}`).join(', ')
+    const why = JSON.stringify(this.refused)
     this.paused = ts
     this.state.quiet = Date.now() + Math.min(LONGEST_QUARANTINE, ms)
-    if (ms === Infinity) this.end(new Ending(`The trainer banned this key (${why}). Run the vectors against this client.`))
+    if (ms === Infinity) this.end(unfinished(`The trainer banned this key (${why}). Run the vectors against this client.`))
     else if (ms > 0) this.say('quarantine', { seconds: Math.ceil(ms / 1000), why })
   }
 
   save() { this.local.write('state.json', JSON.stringify(this.state)) }
-  /** Seals and publishes; a number and what `note` adds to the state are on disk before anybody sees the message. */
+  /** Seals and publishes; a number and what `note` adds are on disk before anybody sees the message. */
   async send(kind, body, note = () => {}) {
     this.state.seq = Math.max(this.state.seq + 1, Date.now())
-    const envelope = seal({ kind, run: this.id, seq: this.state.seq, now: Date.now(), body }, this.secret)
+    const now = Date.now(), envelope = structures.seal({ kind, run: this.id, seq: this.state.seq, now, body }, this.secret)
     if (envelope.length > this.run.limits.inline_bytes) return undefined
-    note(hex(sha256(read('envelope', envelope).signed)))
+    note(hex(structures.sha256(read('envelope', envelope).signed)))
     this.save()
-    return this.peer.publish(this.topics.rollouts(shardOf(this.key, this.run.shards)), envelope)
+    return this.peer.publish(this.topics.rollouts(structures.shardOf(this.key, this.run.shards)), envelope)
   }
   /** Says hello until a trainer has answered and a checkpoint counts for this key (HEL-1). */
   async greet() {
@@ -209,8 +202,9 @@ class Volunteer {
     this.hello = heard ? { next: now + 1000 * this.hello.wait, wait: 10 } : { next: now + 200, wait: 2 }
   }
   room() { // for one more message at the run's rate, less something for clocks that differ (GOS-6)
-    const rate = 0.95 * this.run.limits.groups_per_second / (this.state.standing?.state === 'throttled' ? 8 : 1), now = Date.now()
-    this.level = Math.min(Math.max(1, Math.min(60 * rate, 4096)), this.level + rate * Math.max(0, now - this.filled) / 1000)
+    const throttled = this.state.standing?.state === 'throttled' ? 8 : 1, now = Date.now()
+    const rate = 0.95 * this.run.limits.groups_per_second / throttled, most = Math.max(1, Math.min(60 * rate, 4096))
+    this.level = Math.min(most, this.level + rate * Math.max(0, now - this.filled) / 1000)
     this.filled = now
     return this.level >= 1
   }
@@ -239,8 +233,8 @@ class Volunteer {
     const waiting = Object.values(this.state.groups).filter(({ given }) => !given).length
     const counts = this.ready?.version > this.h && this.ready.version >= this.top - this.run.staleness
     if (!counts || waiting >= this.window || !this.room()) return sleep(50)
-    const { ready, state } = this, hash = hex(ready.hash), counter = state.counters[hash] ?? 0, name = `${hash.slice(0, 16)}-${counter}`
-    const group = await makeGroup(this, ready, counter)
+    const { ready, state } = this, hash = hex(ready.hash), counter = state.counters[hash] ?? 0
+    const name = `${hash.slice(0, 16)}-${counter}`, group = await makeGroup(this, ready, counter)
     if (group) this.local.write(`groups/${name}`, write('rollout-group', group))
     if (group) state.groups[name] = { version: ready.version, counter, ids: [], next: 0, wait: 10000 }
     state.counters[hash] = counter + 1 // a crash before this makes the same group once more
@@ -257,11 +251,11 @@ function playable({ id, version, config = new Map() }) {
 /** The group of a task (chapters 06, 07); none where this client does not have its environment. */
 async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) {
   const { environments, sampling: { temperature, max_tokens, stop, logprobs: form }, model } = run, trajectories = []
-  const seed = taskSeed(id, hash, manifest.beacon, key, counter)
-  const drawn = assign(seed, environments.map(({ weight }) => weight), run.group), place = environments[drawn.environment]
+  const seed = taskSeed(id, hash, manifest.beacon, key, counter), weights = environments.map(({ weight }) => weight)
+  const drawn = assign(seed, weights, run.group), place = environments[drawn.environment]
   if (!playable(place)) return undefined
-  const level = manifest.levels?.get(place.id) ?? 0
-  const { prompt, solution } = sortDigits.task(drawn.taskSeed, place.config?.get('length') ?? 4, level), asked = tokensOf(prompt)
+  const length = place.config?.get('length') ?? 4, level = manifest.levels?.get(place.id) ?? 0
+  const { prompt, solution } = sortDigits.task(drawn.taskSeed, length, level), asked = tokensOf(prompt)
   const most = Math.min(max_tokens, model.context - asked.length), start = policy.start(), first = start.feed(asked).slice()
   for (const samplerKey of drawn.samplerKeys) {
     const state = start.copy(), draws = uniforms(samplerKey, 0, most), tokens = [], logprobs = []
@@ -269,7 +263,9 @@ async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) 
     while (!ended && tokens.length < most) {
       if (tokens.length) logits = state.feed(tokens.slice(-1))
       const { token, logprob } = choose(logits, temperature, draws[tokens.length])
-      ended = stop.includes(tokens[logprobs.push(logprob) - 1] = token)
+      tokens.push(token)
+      logprobs.push(logprob)
+      ended = stop.includes(token)
       await turn() // a long group holds up no connection
     }
     const reward = sortDigits.score(solution, textOf(ended ? tokens.slice(0, -1) : tokens), ended)
@@ -282,16 +278,19 @@ async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) 
 }
 
 function readFlags() {
+  const text = { type: 'string' }, flags = { home: text, groups: text, seconds: text, json: { type: 'boolean' } }
   try {
-    const text = { type: 'string' }, flags = { home: text, groups: text, seconds: text, listen: { ...text, multiple: true } }
-    const { values, positionals } = parseArgs({ allowPositionals: true, options: { ...flags, json: { type: 'boolean' } } })
+    const options = { ...flags, listen: { ...text, multiple: true } }
+    const { values, positionals } = parseArgs({ allowPositionals: true, options })
     const [groups, seconds] = ['groups', 'seconds'].map((name) => Number(values[name] ?? Infinity))
     if (positionals.length !== 1 || !(groups > 0) || !(seconds > 0)) throw new Error('One invite, and numbers above 0.')
     return { ...values, groups, seconds, invite: positionals[0] }
-  } catch ({ message }) { throw new Ending(`${message} ${USE}`, 2) }
+  } catch ({ message }) { throw unfinished(`${message} ${USE}`, 2) }
 }
 function openInvite(text) {
-  try { return readInvite(text) } catch { throw new Ending('This is no valid invite: copy the whole string again.', 2) }
+  try { return structures.readInvite(text) } catch {
+    throw unfinished('This is no valid invite: copy the whole string again.', 2)
+  }
 }
 
 async function main() {
@@ -305,8 +304,7 @@ async function main() {
   await volunteer.peer?.host.stop()
   if (ending instanceof Error) throw ending
 }
-main().then(() => process.exit(0), (error) => {
-  const text = error instanceof Ending ? error.message : `The client stopped (${error.message}); start it again, nothing is lost.`
-  console.error(printable(text))
-  process.exit(error.code === 2 ? 2 : 1)
+main().then(() => process.exit(0), ({ message, exit }) => {
+  console.error(printable(exit ? message : `The client stopped (${message}); start it again, nothing is lost.`))
+  process.exit(exit ?? 1)
 })
