@@ -27,7 +27,7 @@ from .stand_checks_receipts import RECEIPTS
 from .stand_client import Client
 from .stand_desk import Desk, open_peers
 from .stand_run import StandRun
-from .stand_scene import Scene
+from .stand_scene import Flow, Scene
 from .stand_witness import Witness
 from .swarm_download import first_of
 
@@ -123,8 +123,11 @@ async def _play(scene: Scene, names: frozenset[str], tell: Tell) -> list[Row]:
     end, failed = trio.current_time() + PLAY_S, 0
     for check in PLAYED:
         wanted = _wanted(check, names)
-        if not wanted and check not in JOIN:
+        joining = check in JOIN
+        if not wanted and not joining:
             continue
+        if not joining:
+            scene.flow = Flow.LATE  # unless the check wants it otherwise
         scene.lost |= failed >= MOST_FAILED or trio.current_time() > end
         row = _unplayed(check) if scene.lost else await make(check, scene)
         failed = failed + 1 if row.outcome is Outcome.FAIL else 0

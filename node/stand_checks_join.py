@@ -10,7 +10,7 @@ from nous_node.protocol.errors import Code
 from nous_node.protocol.runs import run_id
 from nous_node.protocol.streams import HeadReply
 
-from .live_check import VOLUNTEER, Checks, Failed, Untested
+from .live_check import VOLUNTEER, Checks, Failed
 from .stand_desk import NAMES, FalseHead
 from .stand_run import unsigned
 from .stand_scene import Scene
@@ -89,33 +89,10 @@ async def asks_head(scene: Scene) -> str:
         scene.alive()
     left = [one.name for one in scene.desk.false_heads]
     scene.desk.false_heads.clear()
+    scene.traps |= {name: trap for name, trap in scene.head_traps.items() if name in scene.desk.told}
     if scene.desk.faults:
         raise Failed(f"A request of it was wrong: {scene.desk.faults[0]}.")
     return f"{len(scene.desk.told)} false answers were told, {len(left)} were not asked for."
-
-
-def _false_head(name: str, *requires: str) -> None:
-    async def refused(scene: Scene) -> str:
-        if name not in scene.desk.told:
-            raise Untested("It did not ask often enough to be told this one.")
-        trap = scene.head_traps.get(name)
-        if trap is not None:
-            scene.traps[name] = trap
-            if what := scene.sprung(trap):
-                raise Failed(f"After a false head {what}.")
-        scene.alive()
-        return ""
-
-    JOIN(name, *requires, towards=TOWARDS)(refused)
-
-
-_false_head(GARBAGE, "STR-2")
-_false_head(NOT_MINE, "STR-2")
-_false_head(OTHER_RUN, "RUN-1")
-_false_head(UNSIGNED_RUN, "RUN-2", "ENV-5")
-_false_head(UNSIGNED_HEAD, "CKP-1", "ENV-5")
-_false_head(STRANGERS_HEAD, "CKP-1")
-_false_head(FALSE_BASE, "CKP-2")
 
 
 @JOIN("subscribes", "NET-5", "NET-7", towards=TOWARDS, seconds=30)

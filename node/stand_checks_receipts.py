@@ -21,8 +21,9 @@ QUIET_S = 3.0
 """Without a new group: then the client waits for receipts."""
 FILL_S = 45.0
 """For a slow client to fill its window."""
-MOST_WAITING = 500
-"""Groups without a receipt: a client that has made so many, and goes on, has no bound that shows."""
+MOST_WAITING = 250
+"""Groups without a receipt, fewer than a client may send at once: one that has made so many, and goes on, has
+no bound that shows."""
 REPEAT_S = 10.0
 """After which a group without a receipt is repeated, the first time."""
 EARLY_S = 8.0
@@ -37,6 +38,7 @@ TOLD = 8
 
 @RECEIPTS("window", "RCP-5", towards=TOWARDS, seconds=FILL_S + 5)
 async def bounds(scene: Scene) -> str:
+    scene.flow = Flow.NONE
     with trio.move_on_after(FILL_S):
         while True:
             before = len(scene.witness.groups)
@@ -54,6 +56,7 @@ async def bounds(scene: Scene) -> str:
 async def strangers(scene: Scene) -> str:
     """Receipts of a stranger, and of the trainer with a wrong signature and a wrong run: for some groups,
     which have to be repeated nevertheless."""
+    scene.flow = Flow.NONE
     some = [one for one in scene.witness.groups.values() if one.figures][:TOLD]
     if not some:
         raise Untested("There is no group to give a receipt for.")
@@ -81,6 +84,7 @@ async def strangers(scene: Scene) -> str:
     seconds=PATIENCE_S + 10,
 )
 async def repeats(scene: Scene) -> str:
+    scene.flow = Flow.NONE
     waiting = scene.witness.unsettled()
     await scene.until(
         lambda: all(_repeated(one) for one in waiting),
@@ -95,7 +99,6 @@ async def repeats(scene: Scene) -> str:
 
 @RECEIPTS("receipts", "RCP-3", "RCP-5", "VER-6", towards=TOWARDS, seconds=45)
 async def goes_on(scene: Scene) -> str:
-    scene.flow = Flow.LATE
     await scene.next_group(30.0)
     return ""
 

@@ -40,7 +40,7 @@ SHARDS = 4
 """So that a client which publishes to a shard of its choice is most likely found."""
 STALENESS = 8
 """The most: the kit publishes a version every few seconds, and none of the groups is to be late for that."""
-GROUPS_PER_SECOND = 8.0
+GROUPS_PER_SECOND = 6.0
 """Low enough that a client which makes groups without a pause meets the limit within a minute."""
 PIECE = 65_536
 """Bytes of a chunk: a version of the embedded policy has ten of them, so that sources can be told apart."""

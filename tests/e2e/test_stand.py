@@ -32,10 +32,11 @@ trio.run(main)
 """
 
 
-def played(folder: Path, *client: str) -> tuple[int, dict[str, Any]]:
-    """Exit code, and the sheet as JSON; the JUnit file is there as well."""
+def played(folder: Path, *client: str, only: str = "") -> tuple[int, dict[str, Any]]:
+    """Exit code, and the sheet as JSON; the JUnit file is there as well. `only`: checks, not all of them."""
     sheet, junit = folder / "sheet.json", folder / "junit.xml"
-    command = [*PROGRAM, "conformance", "peer", "--json", str(sheet), "--junit", str(junit), "--", *client]
+    flags = ["--json", str(sheet), "--junit", str(junit), *(["--only", only] if only else [])]
+    command = [*PROGRAM, "conformance", "peer", *flags, "--", *client]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PLAY_S, check=False)
     assert junit.is_file(), done.stderr
     return done.returncode, json.loads(sheet.read_text())
