@@ -105,6 +105,7 @@ def _entries(header: bytes) -> dict[str, Entry]:
         raise RemoteError(Code.OUT_OF_RANGE, f"A safetensors file has more than {MAX_MAP} tensors.")
     try:
         value = json.loads(header.decode(), object_pairs_hook=_unique, parse_constant=_no_number)
+        _check_texts(value)
     except (ValueError, RecursionError) as error:
         raise RemoteError(Code.MALFORMED, "The header of a safetensors file is no JSON.") from error
     if not isinstance(value, dict):
@@ -113,6 +114,16 @@ def _entries(header: bytes) -> dict[str, Entry]:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise RemoteError(Code.MALFORMED, "The metadata of a safetensors file are no texts.")
     return {name: _entry(name, entry) for name, entry in value.items()}
+
+
+def _check_texts(value: object) -> None:
+    """ValueError where a name or text, as deep as a header has any, holds half of a surrogate pair: some
+    readers put another character in its place."""
+    for name, entry in value.items() if isinstance(value, dict) else ():
+        texts = [name, *entry, *entry.values()] if isinstance(entry, dict) else [name]
+        for text in texts:
+            if isinstance(text, str):
+                text.encode()
 
 
 def _no_number(name: str) -> NoReturn:

@@ -234,9 +234,9 @@ def _spelled(comment: str, header: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _writer(comment: str, old: bytes, new: bytes) -> dict[str, Any]:
-    """No delta leads from one file to the other."""
-    return case(comment, "DLT-7", "writer", parent=old.hex(), tensors={}, result=new.hex(), made=False)
+def _writer(comment: str, old: bytes, new: bytes, made: bool = False) -> dict[str, Any]:
+    """Whether a delta leads from one file to the other."""
+    return case(comment, "DLT-7", "writer", parent=old.hex(), tensors={}, result=new.hex(), made=made)
 
 
 def writers() -> list[dict[str, Any]]:
@@ -246,6 +246,8 @@ def writers() -> list[dict[str, Any]]:
     other = {"w": ("F16", [5], NUMBERS.new)}
     fewer: dict[str, Tensor] = {"w": ("F4", [20], NUMBERS.old)}
     return [
+        _writer("other values", safetensors(old), safetensors(new), made=True),
+        _writer("the same file", safetensors(old), safetensors(old), made=True),
         _writer("another length", safetensors(old), safetensors(longer)),
         _writer("another shape", safetensors(old), safetensors(tall)),
         _writer("another type", safetensors(old), safetensors(other)),
