@@ -16,6 +16,7 @@ import msgspec
 
 from .conformance_cases import Json
 from .conformance_process import Fault, Hung, Process, Stray, shown_line
+from .conformance_table import MAX_NAME
 from .wording import plural
 
 MAX_STARTS = 64
@@ -170,9 +171,9 @@ def name_of(first: Json) -> str:
     """Name and version of a client that tells them."""
     match first:
         case {"ok": {"name": str() as name, "version": str() as version}}:
-            return f"{name} {version}"
+            return f"{name} {version}"[:MAX_NAME]
         case {"ok": {"name": str() as name}}:
-            return name
+            return name[:MAX_NAME]
     return NO_NAME
 
 

@@ -228,7 +228,10 @@ def disagreement(case: Case, own: Json | Fault, other: Json | Fault) -> str | No
     results = [cast("dict[str, dict[str, Json]]", answer)["ok"] for answer in (own, other)]
     tolerance = float(cast(float, case.fields.get("tolerance", 0.0)))
     for path in _compared(case, results[0]):
-        found = difference(results[0].get(path), results[1].get(path), tolerance, path)
+        try:
+            found = difference(results[0].get(path), results[1].get(path), tolerance, path)
+        except RecursionError:
+            return f"both took it with a {path} that is nested too deep to be compared"
         if found is not None:
             return f"both took it, the results differ (expected: this node's): {found}"
     return None

@@ -45,7 +45,7 @@ TELLING: Final = tuple(
 
 LENGTHS: Final = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257, 512, 1024, 4096)
 """Of texts and bytes: limits of the messages, and those of msgpack's headers."""
-CHARACTERS: Final = ("a", "/", "é", "€", "\uffff", "\U0001f600", "\u202e", "\0", " ")
+CHARACTERS: Final = ("a", "/", "é", "\uffff", "\0", "\U0001f600", "\U0010ffff")
 """Of one to four bytes, and of one or two units where a language counts text in UTF-16."""
 
 
@@ -344,6 +344,7 @@ _TREE: Final[tuple[Callable[[Branch, int, Random], None], ...]] = (
     _edit,
     _edit,
     _edit,
+    _stretch,
     _stretch,
     _widen,
     _delete,

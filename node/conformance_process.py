@@ -22,7 +22,7 @@ from nous_node.protocol.errors import NousError
 from .wording import plural, printable
 
 MAX_LINE = 1 << 25
-"""Bytes of one answer: the largest of the vectors has 4 MiB as hex."""
+"""Bytes of one answer, and of all of a batch: the largest of the vectors has 4 MiB as hex."""
 READ = 1 << 16
 """Bytes of one read: what a pipe holds."""
 TAIL = 4_096
@@ -176,7 +176,7 @@ class Process:
         while len(answers) < most and (end := self.received.find(b"\n")) >= 0:
             answers.append(bytes(self.received[:end]))
             del self.received[: end + 1]
-        if len(self.received) > MAX_LINE:
+        if len(self.received) + sum(map(len, answers)) > MAX_LINE:
             raise Fault(f"wrote a line of more than {MAX_LINE:,} bytes: {self._beginning()}")
         return len(answers) > before
 

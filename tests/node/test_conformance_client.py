@@ -91,7 +91,8 @@ def test_late_answer_is_not_taken_for_one_to_the_next_question() -> None:
 def test_greeting_leaves_all_untested() -> None:
     rows = rows_by_check("banner")
     assert rows[START].outcome is Outcome.FAIL
-    assert "no JSON: Server is ready." in rows[START].note
+    notes = ("no JSON: Server is ready.", "wrote more than 1 answer")  # by how fast the answer follows
+    assert any(note in rows[START].note for note in notes)
     assert {rows[case.name].outcome for case in CASES} == {Outcome.UNTESTED}
 
 
