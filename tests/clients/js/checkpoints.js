@@ -34,7 +34,7 @@ export const checkChain = ({ version, chain = [] }, fetched) => chain.map((hash,
 
 // JSON.parse says whether it is JSON, but rounds integers and keeps one of two equal names: both are looked at apart.
 function readHeader(bytes) {
-  const holds = (test) => must(test, 'malformed'), isText = (value) => typeof value === 'string'
+  const holds = (test) => must(test, 'malformed'), isText = (value) => typeof value === 'string' && value.isWellFormed()
   const isObject = (value) => typeof value === 'object' && value && !Array.isArray(value)
   const isList = (value) => Array.isArray(value) && value.every((n) => typeof n === 'number')
   try {
@@ -47,7 +47,7 @@ function readHeader(bytes) {
     holds(isObject(members) && Object.values(members).every(isObject))
     holds(names === [members, ...Object.values(members)].reduce((n, object) => n + Object.keys(object).length, 0))
     const { __metadata__: notes = {}, ...tensors } = members
-    holds(Object.values(notes).every(isText))
+    holds([Object.keys(members), Object.entries(notes)].flat(2).every(isText))
     for (const { dtype, shape, data_offsets: offsets, ...rest } of Object.values(tensors))
       holds(isText(dtype) && isList(shape) && isList(offsets) && offsets.length === 2 && Object.keys(rest).length === 0)
     return Object.entries(tensors)
