@@ -97,6 +97,8 @@ def hellos() -> list[dict[str, Any]]:
     return [
         case("a hello", "HEL-1", "valid", body=body.hex()),
         case("64 characters of agent", "HEL-1", "valid", body=Hello("a" * 63 + "\u00e4", ENGINE).to_bytes().hex()),
+        case("64 characters beyond the basic plane: 128 units of UTF-16", "HEL-1", "valid", body=Hello("\U0001f600" * 64, ENGINE).to_bytes().hex()),
+        case("65 characters beyond the basic plane", "HEL-1", "invalid", body=Hello("\U0001f600" * 65, ENGINE).to_bytes().hex(), code="wrong-type"),
         case("65 characters of agent", "HEL-1", "invalid", body=Hello("a" * 65, ENGINE).to_bytes().hex(), code="wrong-type"),
         case("without an engine", "HEL-1", "invalid", body=encode({"agent": "x"}).hex(), code="wrong-type"),
         case("a number as agent", "HEL-1", "invalid", body=encode({**plain(Hello("", ENGINE)), "agent": 1}).hex(), code="wrong-type"),

@@ -50,6 +50,11 @@ def runs() -> list[dict[str, Any]]:
             ("a run", "RUN-1 RUN-2 RUN-3", body),
             ("an unknown key is ignored, and part of the run id", "RUN-1 ENC-10", extended),
             ("a conversation format", "RUN-5", replace(MANIFEST, chat="template").to_bytes()),
+            (
+                "a name of 256 characters beyond the basic plane",
+                "RUN-5",
+                replace(MANIFEST, name="\U0001f600" * 256).to_bytes(),
+            ),
             ("an empty conversation format: none", "RUN-5", encode({**plain(MANIFEST), "chat": ""})),
             (
                 "no refusals, no order among the figures of a bound",
@@ -82,6 +87,7 @@ def _bad_runs() -> list[dict[str, Any]]:
         ("another sampling mode", "RUN-5", {"sampling": replace(MANIFEST.sampling, mode="greedy")}, "wrong-type"),
         ("a group of one", "RUN-5", {"group": 1}, "wrong-type"),
         ("a conversation format of 257 characters", "RUN-5", {"chat": "x" * 257}, "wrong-type"),
+        ("a name of 257 characters beyond the basic plane", "RUN-5", {"name": "\U0001f600" * 257}, "wrong-type"),
         ("no shard", "RUN-5", {"shards": 0}, "wrong-type"),
         ("a trainer key of 31 bytes", "RUN-5", {"trainers": [bytes(31)]}, "wrong-type"),
     ]  # fmt: skip
