@@ -1,9 +1,9 @@
 """Which stage each chapter has reached, by the sheets of two clients (chapter 14, Stages).
 
-.venv/bin/python specs/stages.py [--check] SHEET.json SHEET.json [SHEET.json ...]
+.venv/bin/python specs/stages.py [--check|--write] SHEET.json SHEET.json [SHEET.json ...]
 
 A sheet is what `nous-node conformance adapter|peer --json FILE` writes. `--check` fails where the header of a
-chapter claims more than the sheets show.
+chapter claims more than the sheets show; `--write` writes into headers and index what they show.
 """
 
 from __future__ import annotations
@@ -24,6 +24,12 @@ CASE = re.compile(r"(.+?)-([0-9]+) ")
 """What the name of an adapter's row begins with: its file of vectors, and its number there."""
 OPS: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "vectors" / "ops.toml").read_text())
 ADAPTER = "adapter"
+MEANING = {
+    1: "working draft: one implementation",
+    2: "candidate: a second implementation has a part of it",
+    3: "two implementations work together",
+}
+"""What a header says beside the number."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,23 @@ def _asked(file: str) -> list[int]:
     return [number for number, case in enumerate(cases) if wanted(case)]
 
 
+def write(chapter: Chapter, stage: int) -> None:
+    """Sets the stage in the header of a chapter and in the index."""
+    text = chapter.path.read_text()
+    told = f"| Stage | {stage}, {MEANING[stage]} |"
+    chapter.path.write_text(re.sub(r"^\| Stage \| .*$", told, text, count=1, flags=re.MULTILINE))
+    index = FOLDER / "README.md"
+    row = rf"(\({re.escape(chapter.path.relative_to(FOLDER).as_posix())}\) \| [^|]+ \| )\d( \|)"
+    index.write_text(re.sub(row, rf"\g<1>{stage}\g<2>", index.read_text()))
+
+
 def main(arguments: Sequence[str]) -> int:
-    sheets = [json.loads(Path(name).read_text()) for name in arguments if name != "--check"]
+    sheets = [json.loads(Path(name).read_text()) for name in arguments if not name.startswith("--")]
     wrong = 0
     for chapter in map(Chapter.read, CHAPTERS):
         stage = reached(chapter, sheets)
+        if "--write" in arguments:
+            write(chapter, stage)
         more = chapter.stage > stage
         wrong += more
         note = f"  claims {chapter.stage}: the sheets do not show it" if more else ""
