@@ -2,12 +2,14 @@
 import { readFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { applyDelta, checkChain, checkChunk, chunksOf, entryOf, readSafetensors, widen } from './checkpoints.js'
+import { answered, largest } from './home.js'
 import { Real, Refused, decode, encode, must } from './msgpack.js'
 import { assign, choose, distance, keystream, limitAt, loadPolicy, sortDigits, taskSeed, textOf, tokensOf, uniforms,
   verify as measure } from './policy.js'
 import { filesHash, frame as framed, hex, keyOf, openBlob, openCheckpoint, openEnvelope, openEquivocation, openReceipts,
-  openReferenced, openRun, peerIdOf, planes as planesOf, read, readBitmap, readGroup, readInvite, readReference,
-  secretOf, sha256, shardOf, topics, unframe, unplanes, verify, weightsHash, write, writeBitmap } from './structures.js'
+  openReferenced, openRun, peerIdOf, planes as planesOf, printable, read, readBitmap, readGroup, readInvite,
+  readReference, secretOf, sha256, shardOf, topics, unframe, unplanes, verify, weightsHash, write,
+  writeBitmap } from './structures.js'
 
 const HEX = ['beacon', 'body', 'bytes', 'checkpoint', 'data', 'delta', 'entry', 'envelope', 'frame', 'hash', 'have',
   'key', 'manifest', 'parent', 'planes', 'proof', 'reply', 'run', 'seed', 'signature']
@@ -43,6 +45,7 @@ const ours = (name) => readFileSync(new URL(`../../../trainer/default/${name}`, 
 
 const OPS = {
   client: () => ({ name: 'nous-volunteer-js', version: '0.1.0' }),
+  display: ({ text }) => ({ held: [...text].flatMap((one, i) => printable(one) === one ? [] : [i]) }),
   encoding({ bytes, limit }) {
     const value = decode(bytes, limit ?? undefined)
     return { value: tagged(value), bytes: encode(value) }
@@ -117,6 +120,13 @@ const OPS = {
     return { result: applyDelta(parent, delta, hashes) }
   },
   receipts: (q) => ({ body: openReceipts(q.envelope, q.run, ofRun(q)).content }),
+  greetings({ kept, steps }) {
+    let answers = kept == null ? {} : { kept }
+    return { steps: steps.map(({ trainer, newest, version, threshold }) => {
+      answers = answered(answers, trainer, version ?? (threshold === null ? null : threshold - 1), newest)
+      return { h: largest(answers) }
+    }) }
+  },
   hellos: ({ body }) => read('hello', body) && { body: encode(decode(body)) },
   'sort-digits'({ seed, length, level }) {
     const { prompt, solution } = sortDigits.task(seed, length, level)

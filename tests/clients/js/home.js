@@ -3,6 +3,16 @@ import { createPrivateKey, generateKeyPairSync } from 'node:crypto'
 import { existsSync, mkdirSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
 
+const AHEAD = 16 // versions that an answer may be newer than the newest known one: it crosses them on its way
+/** HEL-2: `answers` are versions by trainer, and one that was `kept` from an earlier start, behind a trainer's word `h`
+ * (null: it does not know this key). The largest is what counts; a word that cannot be changes nothing. */
+export function answered({ kept, ...answers }, trainer, h, newest) {
+  if (h === null) return {}
+  if (!Number.isInteger(h) || h < -1 || h > newest + AHEAD) return { ...answers, ...(kept !== undefined && { kept }) }
+  return { ...answers, [trainer]: h, ...(kept <= newest && { kept }) }
+}
+export const largest = (answers) => Object.values(answers).reduce((a, b) => a === null ? b : Math.max(a, b), null)
+
 export class Home {
   constructor(folder) { this.path = (name) => join(folder, name) }
   read(name) { return existsSync(this.path(name)) ? readFileSync(this.path(name)) : undefined }

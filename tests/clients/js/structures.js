@@ -10,6 +10,9 @@ const MAX_INT = 2n ** 63n - 1n, TOKENS = 1 << 20, MAGNITUDE = 1e6, LIFE = 600000
 export const MAX_ENVELOPE = 1e6 // where it is gossiped
 export const sha256 = (...parts) => parts.reduce((sum, part) => sum.update(part), crypto.createHash('sha256')).digest()
 export const hex = (bytes) => Buffer.from(bytes).toString('hex')
+/** A text of strangers as a person may see it (CNV-1). */
+export const printable = (text) => text.replace(/[\p{Cc}\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/gu,
+  (one) => `\\u${one.charCodeAt().toString(16).padStart(4, '0')}`)
 export const same = (a, b) => Buffer.compare(a, b) === 0
 
 // A type is a function from a decoded value to what a reader gets; it refuses all others with `wrong-type`.

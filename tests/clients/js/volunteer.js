@@ -1,7 +1,6 @@
 #!/usr/bin/env node
 // A volunteer: joins a run by its invite, follows checkpoints, publishes groups, reads receipts (chapter 05, Joining).
 import { homedir, totalmem } from 'node:os'
-import { join } from 'node:path'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import { Holdings } from './holdings.js'
@@ -22,23 +21,21 @@ const printable = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, escape)
 
 class Volunteer {
   constructor(options, id, home) {
-    Object.assign(this, { options, id, home, known: new Map(), seen: new Map(), held: [], accepted: 0, refused: {} })
-    Object.assign(this, { window: 32, hello: { next: 0, wait: 2 }, level: 1, filled: Date.now() })
-    Object.assign(this, home.identity(), { local: new Home(home.path(join('runs', hex(id)))) })
+    Object.assign(this, { options, id, known: new Map(), seen: new Map(), held: [], accepted: 0, refused: {}, window: 32,
+      hello: { next: 0, wait: 2 }, level: 1, filled: Date.now(), local: new Home(home.path(`runs/${hex(id)}`)) }, home.identity())
     this.ended = new Promise((resolve) => (this.end = (error) => resolve(this.over = error ?? true)))
   }
   get top() { return this.newest?.version ?? -1 } // the newest version that is known
   say(event, fields) {
-    const told = Object.entries(fields).filter(([, value]) => value !== null && value !== '')
-    const text = `${event}: ${told.map(([name, value]) => `${name} ${value}`).join(', ')}`
-    console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : text))
+    const told = Object.entries(fields).filter(([, value]) => (value ?? '') !== '').map((field) => field.join(' ')).join(', ')
+    console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : `${event}: ${told}`))
   }
   async join(addresses) {
-    const proof = this.local.path('equivocation'), wrong = ({ message }) => Promise.reject(unfinished(
-      `This client cannot listen there (${message}): choose another --listen.`, 2))
-    if (this.local.read('equivocation')) throw unfinished(`This run's trainer contradicted itself; the proof is ${proof}. ` +
-      `Ask the run's owner, and remove it to go on.`)
-    this.peer = await Peer.start(this.seed, this.options.listen).catch(wrong)
+    const proof = this.local.path('equivocation'), contradicted = this.local.read('equivocation')
+    if (contradicted) throw unfinished(`This run's trainer contradicted itself. Ask the run's owner; remove ${proof} to go on.`)
+    this.peer = await Peer.start(this.seed, this.options.listen).catch(({ message }) => {
+      throw unfinished(`This client cannot listen there (${message}): choose another --listen.`, 2)
+    })
     this.holdings = new Holdings(this.local, this.peer)
     for (const address of this.peer.addresses) this.say('listening', { address })
     this.peer.keep(addresses)
@@ -62,17 +59,13 @@ class Volunteer {
   async askHeads() {
     for (const peer of this.peer.peers) try {
       const raw = await this.peer.ask(peer, '/nous/head/1', write('head-request', { run: this.id }), 32001024, 20)
-      const { run, checkpoint } = read('head-reply', raw)
-      if (run && !this.run) this.meet(run)
-      if (checkpoint && this.run) this.learn(openCheckpoint(checkpoint, this.id, this.run), checkpoint)
+      const { run, checkpoint } = read('head-reply', raw), head = !this.run && this.local.read('head')
+      if (run && !this.run) Object.assign(this, { run: structures.openRun(run, this.id).manifest, envelope: run })
+      for (const one of [head, checkpoint]) // the last one is remembered over restarts (CKP-9, CKP-17)
+        if (one && this.run) this.learn(openCheckpoint(one, this.id, this.run), one)
     } catch ({ code }) { // another peer may know better
       if (code === 'unsupported-version') this.end(unfinished('This run speaks another protocol: update this client.'))
     }
-  }
-  meet(envelope) {
-    const { manifest } = structures.openRun(envelope, this.id), head = this.local.read('head')
-    Object.assign(this, { run: manifest, envelope })
-    if (head) this.learn(openCheckpoint(head, this.id, manifest), head) // remembered over restarts (CKP-9, CKP-17)
   }
   check({ model, environments }) { // before anything is downloaded
     const needed = 8 * Number(model.parameters) + 4e8, names = environments.map(({ id, version }) => `${id} ${version}`)
@@ -115,11 +108,11 @@ class Volunteer {
     this.following = false
   }
   judge(data, open, use) { // the verdict on a message of the checkpoints or the receipts topic (GOS-1)
-    const now = Date.now(), names = (head, id) => ({ duplicate: hex(id), 'sequence-reused': `${hex(head.from)} ${head.seq}` })
-    const known = (...message) => Object.entries(names(...message)).forEach(([code, name]) => must(!this.seen.has(name), code))
+    const now = Date.now(), names = ({ from, seq }, id) => ({ duplicate: hex(id), 'sequence-reused': `${hex(from)} ${seq}` })
+    const known = (head, id) => Object.entries(names(head, id)).forEach(([code, name]) => must(!this.seen.has(name), code))
     for (const [name, exp] of this.seen) if (exp <= now) this.seen.delete(name)
     try {
-      const opened = open(data, this.id, this.run, { now, known, limit: 1000000 })
+      const opened = open(data, this.id, this.run, { now, known, limit: structures.MAX_ENVELOPE })
       for (const name of Object.values(names(opened.head, opened.id))) this.seen.set(name, opened.head.exp)
       use(opened)
       return 'accept'
@@ -169,8 +162,9 @@ class Volunteer {
     else if (++this.accepted >= this.options.groups) this.end()
   }
   stand({ state, accepted, refused, credit, until }, ts) {
-    if (ts < (this.state.standing?.ts ?? 0)) return
-    if (this.state.standing?.state !== state) this.say('standing', { state, accepted, refused, credit })
+    const before = this.state.standing ?? { ts: 0 }
+    if (ts < before.ts) return
+    if (state !== before.state) this.say('standing', { state, accepted, refused, credit })
     this.state.standing = { state, ts }
     this.pause(state === 'banned' ? Infinity : state === 'quarantine' ? Number(until) - ts : 0, ts)
   }
@@ -182,19 +176,17 @@ class Volunteer {
     if (ms === Infinity) this.end(unfinished(`The trainer banned this key (${why}). Run the vectors against this client.`))
     else if (ms > 0) this.say('quarantine', { seconds: Math.ceil(ms / 1000), why })
   }
-
   save() { this.local.write('state.json', JSON.stringify(this.state)) }
   /** Seals and publishes; a number and what `note` adds are on disk before anybody sees the message. */
   async send(kind, body, note = () => {}) {
-    this.state.seq = Math.max(this.state.seq + 1, Date.now())
-    const now = Date.now(), envelope = structures.seal({ kind, run: this.id, seq: this.state.seq, now, body }, this.secret)
+    const now = Date.now(), seq = this.state.seq = Math.max(this.state.seq + 1, now)
+    const envelope = structures.seal({ kind, run: this.id, seq, now, body }, this.secret)
     if (envelope.length > this.run.limits.inline_bytes) return undefined
     note(hex(structures.sha256(read('envelope', envelope).signed)))
     this.save()
     return this.peer.publish(this.topics.rollouts(structures.shardOf(this.key, this.run.shards)), envelope)
   }
-  /** Says hello until a trainer has answered and a checkpoint counts for this key (HEL-1). */
-  async greet() {
+  async greet() { // until a trainer has answered and a checkpoint counts for this key (HEL-1)
     const now = Date.now(), answers = Object.values(this.state.h)
     this.h = answers.length ? Math.max(...answers) : Infinity
     if (this.top > this.h || now < this.hello.next) return
@@ -230,11 +222,11 @@ class Volunteer {
       else if (version < this.top - this.run.staleness && !given) this.giveUp(name)
       else if (!given && Date.now() >= next && this.room()) await this.issue(name)
     }
-    const waiting = Object.values(this.state.groups).filter(({ given }) => !given).length
-    const counts = this.ready?.version > this.h && this.ready.version >= this.top - this.run.staleness
+    const { ready, state } = this, waiting = Object.values(state.groups).filter(({ given }) => !given).length
+    const counts = ready?.version > this.h && ready.version >= this.top - this.run.staleness
     if (!counts || waiting >= this.window || !this.room()) return sleep(50)
-    const { ready, state } = this, hash = hex(ready.hash), counter = state.counters[hash] ?? 0
-    const name = `${hash.slice(0, 16)}-${counter}`, group = await makeGroup(this, ready, counter)
+    const hash = hex(ready.hash), counter = state.counters[hash] ?? 0, name = `${hash.slice(0, 16)}-${counter}`
+    const group = await makeGroup(this, ready, counter)
     if (group) this.local.write(`groups/${name}`, write('rollout-group', group))
     if (group) state.groups[name] = { version: ready.version, counter, ids: [], next: 0, wait: 10000 }
     state.counters[hash] = counter + 1 // a crash before this makes the same group once more
@@ -247,58 +239,49 @@ function playable({ id, version, config = new Map() }) {
   const length = config.get('length') ?? 4, known = [...config.keys()].every((key) => key === 'length')
   return id === 'sort-digits' && version === '1' && known && Number.isInteger(length) && length >= 1 && length <= 64
 }
-
 /** The group of a task (chapters 06, 07); none where this client does not have its environment. */
 async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) {
-  const { environments, sampling: { temperature, max_tokens, stop, logprobs: form }, model } = run, trajectories = []
+  const { environments, sampling: { temperature, max_tokens, stop, logprobs: form }, model } = run
   const seed = taskSeed(id, hash, manifest.beacon, key, counter), weights = environments.map(({ weight }) => weight)
-  const drawn = assign(seed, weights, run.group), place = environments[drawn.environment]
+  const drawn = assign(seed, weights, run.group), place = environments[drawn.environment], trajectories = []
   if (!playable(place)) return undefined
   const length = place.config?.get('length') ?? 4, level = manifest.levels?.get(place.id) ?? 0
   const { prompt, solution } = sortDigits.task(drawn.taskSeed, length, level), asked = tokensOf(prompt)
   const most = Math.min(max_tokens, model.context - asked.length), start = policy.start(), first = start.feed(asked).slice()
   for (const samplerKey of drawn.samplerKeys) {
-    const state = start.copy(), draws = uniforms(samplerKey, 0, most), tokens = [], logprobs = []
-    let [logits, ended] = [first, false]
-    while (!ended && tokens.length < most) {
-      if (tokens.length) logits = state.feed(tokens.slice(-1))
-      const { token, logprob } = choose(logits, temperature, draws[tokens.length])
-      tokens.push(token)
-      logprobs.push(logprob)
-      ended = stop.includes(token)
+    const state = start.copy(), draws = uniforms(samplerKey, 0, most), chosen = []
+    const ended = () => stop.includes(chosen.at(-1)?.token)
+    while (!ended() && chosen.length < most) {
+      const logits = chosen.length ? state.feed([chosen.at(-1).token]) : first
+      chosen.push(choose(logits, temperature, draws[chosen.length]))
       await turn() // a long group holds up no connection
     }
-    const reward = sortDigits.score(solution, textOf(ended ? tokens.slice(0, -1) : tokens), ended)
-    const part = (list, role, trained) => [list.length, role, trained]
-    trajectories.push({ tokens: planes([...asked, ...tokens], 'u32'), logprobs: planes(logprobs, form), reward,
-      segments: [part(asked, 4, false), part(tokens, 2, true)], finish: ended ? 'stop' : 'length',
-      components: new Map([['correct', Number(reward === 1)]]) })
+    const tokens = chosen.map(({ token }) => token), answer = textOf(ended() ? tokens.slice(0, -1) : tokens)
+    const reward = sortDigits.score(solution, answer, ended())
+    trajectories.push({ tokens: planes([...asked, ...tokens], 'u32'), reward, finish: ended() ? 'stop' : 'length',
+      segments: [[asked.length, 4, false], [tokens.length, 2, true]], components: { correct: Number(reward === 1) },
+      logprobs: planes(chosen.map(({ logprob }) => logprob), form) })
   }
   return { checkpoint: hash, counter, env: place.id, engine: ENGINE, trajectories }
 }
-
 function readFlags() {
-  const text = { type: 'string' }, flags = { home: text, groups: text, seconds: text, json: { type: 'boolean' } }
+  const text = { type: 'string' }, listen = { ...text, multiple: true }, json = { type: 'boolean' }
+  const options = { home: text, groups: text, seconds: text, listen, json }
   try {
-    const options = { ...flags, listen: { ...text, multiple: true } }
-    const { values, positionals } = parseArgs({ allowPositionals: true, options })
+    const { values, positionals: [invite, ...more] } = parseArgs({ allowPositionals: true, options })
     const [groups, seconds] = ['groups', 'seconds'].map((name) => Number(values[name] ?? Infinity))
-    if (positionals.length !== 1 || !(groups > 0) || !(seconds > 0)) throw new Error('One invite, and numbers above 0.')
-    return { ...values, groups, seconds, invite: positionals[0] }
-  } catch ({ message }) { throw unfinished(`${message} ${USE}`, 2) }
-}
-function openInvite(text) {
-  try { return structures.readInvite(text) } catch {
-    throw unfinished('This is no valid invite: copy the whole string again.', 2)
+    if (!invite || more.length || !(groups > 0 && seconds > 0)) throw new Error('One invite, and numbers above 0.')
+    return { ...values, groups, seconds, ...structures.readInvite(invite) }
+  } catch (error) {
+    throw unfinished(error.code === 'invite' ? 'This is no valid invite: copy the whole string again.' : `${error.message} ${USE}`, 2)
   }
 }
-
 async function main() {
-  const options = readFlags(), { run, addresses } = openInvite(options.invite)
-  const volunteer = new Volunteer(options, run, new Home(options.home ?? join(homedir(), '.nous-volunteer-js')))
+  const options = readFlags(), home = new Home(options.home ?? `${homedir()}/.nous-volunteer-js`)
+  const volunteer = new Volunteer(options, options.run, home)
   for (const signal of ['SIGINT', 'SIGTERM']) process.once(signal, () => volunteer.end())
   if (options.seconds < Infinity) setTimeout(volunteer.end, 1000 * options.seconds, undefined)
-  const ending = await Promise.race([volunteer.ended, volunteer.join(addresses)])
+  const ending = await Promise.race([volunteer.ended, volunteer.join(options.addresses)])
   await sleep(500) // what was published is on its way
   volunteer.say('end', { accepted: volunteer.accepted, refused: JSON.stringify(volunteer.refused) })
   await volunteer.peer?.host.stop()
