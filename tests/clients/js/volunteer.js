@@ -4,35 +4,34 @@ import { homedir, totalmem } from 'node:os'
 import { setImmediate as turn, setTimeout as sleep } from 'node:timers/promises'
 import { parseArgs } from 'node:util'
 import { Holdings } from './holdings.js'
-import { Home } from './home.js'
+import { Home, answered, largest } from './home.js'
 import { Refused, must } from './msgpack.js'
 import { Peer } from './peer.js'
 import { assign, choose, loadPolicy, sortDigits, taskSeed, textOf, tokensOf, uniforms } from './policy.js'
 import * as structures from './structures.js'
 
-const { hex, openCheckpoint, openReceipts, planes, read, same, write } = structures
+const { hex, openCheckpoint, openReceipts, planes, printable, read, same, write } = structures
 const ENGINE = { name: 'nous-volunteer-js', version: '0.1.0', dtype: 'float32', device: 'cpu' }
 const USE = 'Use: node volunteer.js INVITE [--home FOLDER] [--groups N] [--seconds S] [--listen MULTIADDR] [--json]'
 const IGNORED = 'expired future-dated duplicate sequence-reused unknown-kind unsupported-version'.split(' ') // GOS-2
-const AHEAD = 16, LONGEST_QUARANTINE = 86460000, UPLOADS = 8
+const LONGEST_QUARANTINE = 86460000, UPLOADS = 8
 const unfinished = (sentence, code = 1) => Object.assign(new Error(sentence), { exit: code }) // ends the client
-const escape = (one) => one.split('').map((unit) => `\\u${unit.charCodeAt().toString(16).padStart(4, '0')}`).join('')
-const printable = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, escape) // texts of strangers (CNV-1)
 
 class Volunteer {
   constructor(options, id, home) {
-    Object.assign(this, { options, id, known: new Map(), seen: new Map(), held: [], accepted: 0, refused: {}, window: 32,
-      hello: { next: 0, wait: 2 }, level: 1, filled: Date.now(), local: new Home(home.path(`runs/${hex(id)}`)) }, home.identity())
+    const counts = { accepted: 0, refused: {}, window: 32, level: 1, filled: Date.now(), hello: { next: 0, wait: 2 } }
+    Object.assign(this, home.identity(), counts, { options, id, known: new Map(), seen: new Map(), held: [] })
+    this.local = new Home(home.path(`runs/${hex(id)}`))
     this.ended = new Promise((resolve) => (this.end = (error) => resolve(this.over = error ?? true)))
   }
   get top() { return this.newest?.version ?? -1 } // the newest version that is known
   say(event, fields) {
-    const told = Object.entries(fields).filter(([, value]) => (value ?? '') !== '').map((field) => field.join(' ')).join(', ')
-    console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : `${event}: ${told}`))
+    const told = Object.entries(fields).filter(([, value]) => (value ?? '') !== '').map((field) => field.join(' '))
+    console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : `${event}: ${told.join(', ')}`))
   }
   async join(addresses) {
     const proof = this.local.path('equivocation'), contradicted = this.local.read('equivocation')
-    if (contradicted) throw unfinished(`This run's trainer contradicted itself. Ask the run's owner; remove ${proof} to go on.`)
+    if (contradicted) throw unfinished(`This run contradicted itself: ask its owner; remove ${proof} to go on.`)
     this.peer = await Peer.start(this.seed, this.options.listen).catch(({ message }) => {
       throw unfinished(`This client cannot listen there (${message}): choose another --listen.`, 2)
     })
@@ -40,14 +39,14 @@ class Volunteer {
     for (const address of this.peer.addresses) this.say('listening', { address })
     this.peer.keep(addresses)
     for (const until = Date.now() + 30000; !this.newest && !(this.run && Date.now() > until); await sleep(500)) {
-      if (Date.now() > until) throw unfinished(`Nobody answered for this run at ${addresses.join(', ')} within 30 s. Ask ` +
+      if (Date.now() > until) throw unfinished(`Nobody answered for this run at ${addresses.join(', ')} in 30 s. Ask ` +
         'whoever gave you the invite whether the run is up, and look at your network.')
       await this.askHeads()
     }
     this.check(this.run)
     const stored = JSON.parse(this.local.read('state.json') ?? '{}')
     this.state = { seq: 0, counters: {}, h: {}, groups: {}, quiet: 0, ...stored }
-    for (const [trainer, h] of Object.entries(this.state.h)) if (h > this.top) delete this.state.h[trainer]
+    if (largest(this.state.h) !== null) this.state.h = { kept: largest(this.state.h) }
     this.topics = structures.topics(this.id)
     this.serve()
     this.peer.watch(this.topics.checkpoints, (data) => this.judge(data, openCheckpoint, (it) => this.learn(it, data)))
@@ -108,12 +107,13 @@ class Volunteer {
     this.following = false
   }
   judge(data, open, use) { // the verdict on a message of the checkpoints or the receipts topic (GOS-1)
-    const now = Date.now(), names = ({ from, seq }, id) => ({ duplicate: hex(id), 'sequence-reused': `${hex(from)} ${seq}` })
-    const known = (head, id) => Object.entries(names(head, id)).forEach(([code, name]) => must(!this.seen.has(name), code))
+    const now = Date.now(), names = ({ from, seq }, id) => [hex(id), `${hex(from)} ${seq}`]
+    const known = (...message) => names(...message).forEach((name, i) =>
+      must(!this.seen.has(name), ['duplicate', 'sequence-reused'][i]))
     for (const [name, exp] of this.seen) if (exp <= now) this.seen.delete(name)
     try {
       const opened = open(data, this.id, this.run, { now, known, limit: structures.MAX_ENVELOPE })
-      for (const name of Object.values(names(opened.head, opened.id))) this.seen.set(name, opened.head.exp)
+      for (const name of names(opened.head, opened.id)) this.seen.set(name, opened.head.exp)
       use(opened)
       return 'accept'
     } catch (error) {
@@ -145,17 +145,18 @@ class Volunteer {
     this.save()
   }
   count(trainer, h) { // versions above h count for this key (HEL-2); an answer that cannot be changes nothing
-    if (Number.isInteger(h) && h >= -1 && h <= this.top + AHEAD) this.state.h[trainer] = h
+    this.state.h = answered(this.state.h, trainer, h, this.top)
+    if (h === null) this.hello = { next: 0, wait: 2 }
   }
   settle({ rollout, verdict, code, measured, threshold, credit }, trainer, ts) {
     if (code === 'quarantined' || code === 'banned') this.pause(code === 'banned' ? Infinity : threshold - measured, ts)
-    const { state } = this, name = Object.keys(state.groups).find((one) => state.groups[one].ids.includes(hex(rollout)))
+    const { state } = this, of = (name) => state.groups[name].ids, id = hex(rollout)
+    const name = Object.keys(state.groups).find((one) => of(one).includes(id))
     if (!name) return
     const { version, counter } = state.groups[name], late = this.top - version > this.run.staleness / 2
     this.local.remove(`groups/${name}`)
     delete state.groups[name]
-    if (code === 'key-too-new' && threshold !== null) this.count(trainer, threshold - 1)
-    else if (code === 'key-too-new') [this.hello, state.h] = [{ next: 0, wait: 2 }, {}]
+    if (code === 'key-too-new') this.count(trainer, threshold === null ? null : threshold - 1)
     this.window = Math.min(4096, Math.max(4, this.window + (code === 'stale' ? -1 : late ? -0.2 : 0.1))) // RCP-5
     this.say('receipt', { verdict, code, version, counter, measured, threshold, credit })
     if (verdict === 'refused') this.refused[code] = (this.refused[code] ?? 0) + 1
@@ -173,7 +174,7 @@ class Volunteer {
     const why = JSON.stringify(this.refused)
     this.paused = ts
     this.state.quiet = Date.now() + Math.min(LONGEST_QUARANTINE, ms)
-    if (ms === Infinity) this.end(unfinished(`The trainer banned this key (${why}). Run the vectors against this client.`))
+    if (ms === Infinity) this.end(unfinished(`The trainer banned this key (${why}): test this client by the vectors.`))
     else if (ms > 0) this.say('quarantine', { seconds: Math.ceil(ms / 1000), why })
   }
   save() { this.local.write('state.json', JSON.stringify(this.state)) }
@@ -187,10 +188,11 @@ class Volunteer {
     return this.peer.publish(this.topics.rollouts(structures.shardOf(this.key, this.run.shards)), envelope)
   }
   async greet() { // until a trainer has answered and a checkpoint counts for this key (HEL-1)
-    const now = Date.now(), answers = Object.values(this.state.h)
-    this.h = answers.length ? Math.max(...answers) : Infinity
+    const now = Date.now()
+    this.h = largest(this.state.h) ?? Infinity
     if (this.top > this.h || now < this.hello.next) return
-    const heard = await this.send('hello', write('hello', { agent: `${ENGINE.name}/${ENGINE.version}`, engine: ENGINE }))
+    const agent = `${ENGINE.name}/${ENGINE.version}`
+    const heard = await this.send('hello', write('hello', { agent, engine: ENGINE }))
     this.hello = heard ? { next: now + 1000 * this.hello.wait, wait: 10 } : { next: now + 200, wait: 2 }
   }
   room() { // for one more message at the run's rate, less something for clocks that differ (GOS-6)
@@ -247,7 +249,8 @@ async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) 
   if (!playable(place)) return undefined
   const length = place.config?.get('length') ?? 4, level = manifest.levels?.get(place.id) ?? 0
   const { prompt, solution } = sortDigits.task(drawn.taskSeed, length, level), asked = tokensOf(prompt)
-  const most = Math.min(max_tokens, model.context - asked.length), start = policy.start(), first = start.feed(asked).slice()
+  const most = Math.min(max_tokens, model.context - asked.length), start = policy.start()
+  const first = start.feed(asked).slice()
   for (const samplerKey of drawn.samplerKeys) {
     const state = start.copy(), draws = uniforms(samplerKey, 0, most), chosen = []
     const ended = () => stop.includes(chosen.at(-1)?.token)
@@ -272,8 +275,8 @@ function readFlags() {
     const [groups, seconds] = ['groups', 'seconds'].map((name) => Number(values[name] ?? Infinity))
     if (!invite || more.length || !(groups > 0 && seconds > 0)) throw new Error('One invite, and numbers above 0.')
     return { ...values, groups, seconds, ...structures.readInvite(invite) }
-  } catch (error) {
-    throw unfinished(error.code === 'invite' ? 'This is no valid invite: copy the whole string again.' : `${error.message} ${USE}`, 2)
+  } catch ({ code, message }) {
+    throw unfinished(code === 'invite' ? 'This is no valid invite: copy all of it again.' : `${message} ${USE}`, 2)
   }
 }
 async function main() {
