@@ -167,6 +167,12 @@ def _bad_frames() -> list[dict[str, Any]]:
             size,
             "bad-compression",
         ),
+        (
+            "a sequence whose offset is 0",
+            bytes.fromhex("28b52ffda4000004005400001000000101fbff39c0020300100040270fa6"),
+            262_144,
+            "bad-compression",
+        ),
         ("the frame is cut short", frame[:-1], size, "bad-compression"),
         ("a byte behind the frame", frame + b"\0", size, "bad-compression"),
         ("two frames", frame + frame, 2 * size, "bad-compression"),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from vectors_references import reference
 from vectors_world import ALICE, BASE, BOB, ENGINE, MANIFEST, NOW, TRAINER, case, forged, group, sealed
 
@@ -14,6 +15,8 @@ from nous_node.protocol.encoding import encode
 from nous_node.protocol.identity import Identity
 from nous_node.protocol.receipts import Hello, Known, Receipts, accepted
 from nous_node.protocol.runs import shard_of
+
+replace = msgspec.structs.replace
 
 HELLO = Hello("vectors/1", ENGINE).to_bytes()
 KNOWN = {number: bytes([number]) * 32 for number in range(5)}
@@ -306,6 +309,23 @@ def _trainers() -> list[Scene]:
             Scene(f"expired {topic}", "ENV-7").hears(sealed(TRAINER, kind, body), "ignore expired", 60_000, topic=topic),
             Scene(f"malformed {topic}", "GOS-2").hears(sealed(TRAINER, kind, b"\x80"), "reject wrong-type", topic=topic),
         ]  # fmt: skip
+    later = replace(BASE, version=1, parent=bytes(32))
+    odd = [
+        ("of another base", replace(BASE, files=BASE.files[:1]), "reject hash-mismatch"),
+        ("with a path that leads elsewhere", replace(later, files=[replace(BASE.files[0], path="../a.json")]), "reject path"),
+        ("with a chunk too many", replace(later, files=[replace(BASE.files[0], chunks=bytes(64))]), "reject size-mismatch"),
+        ("of a later kind", replace(later, kind="sketch"), "ignore unknown-kind"),
+        ("without its parent", replace(later, parent=None), "reject wrong-type"),
+        ("with a chain, though it is whole", replace(later, chain=[bytes(32)]), "reject wrong-type"),
+        ("with a mirror that is none", replace(later, mirrors=["ftp://a"]), "reject wrong-type"),
+        ("of a version that is not the next", replace(later, version=7), ACCEPT),
+    ]  # fmt: skip
+    scenes += [
+        Scene(f"a checkpoint {what}", "GOS-1 GOS-2").hears(
+            sealed(TRAINER, "checkpoint", one.to_bytes()), verdict, topic="checkpoints"
+        )
+        for what, one, verdict in odd
+    ]
     answers = Receipts([], known=[Known(ALICE.key, 0)]).to_bytes()
     scenes.append(
         Scene("receipts that only answer hellos", "GOS-8 HEL-2").hears(
