@@ -39,6 +39,7 @@ function intervals(logits, temperature) {
 export function choose(logits, temperature, uniform) {
   const { sums, total, logprob } = intervals(logits, temperature), point = uniform * total
   const token = sums.findIndex((sum) => sum > point)
+  must(token >= 0, 'not-finite') // a logit that is no number, or none above minus infinity
   return { token, logprob: logprob(token) }
 }
 /** How far `uniform` lies from the interval of `token` (SMP-5), and the token's log-prob. */
