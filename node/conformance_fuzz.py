@@ -31,6 +31,8 @@ BATCH: Final = 256
 BATCH_BYTES: Final = 1 << 20
 SMALL: Final = 8_192
 """Bytes of an input that comes as often as any other; larger ones take their time, and come less often."""
+KIN: Final = 0.7
+"""How often an input is spliced with one of the same op."""
 MAX_ROWS: Final = 100
 """Rows of questions that were answered differently; the rest is counted."""
 SHOWN_QUESTION: Final = 1_200
@@ -136,12 +138,16 @@ class Mutations:
     seed: int
     by_op: dict[str, list[Input]] = field(default_factory=dict)
     others: list[bytes] = field(default_factory=list)
+    kin: dict[str, list[bytes]] = field(default_factory=dict)
+    """Inputs of the same op, which fit together more often."""
 
     def __post_init__(self) -> None:
         for one in self.inputs:
             self.by_op.setdefault(one.case.op.name, []).append(one)
+            own = self.kin.setdefault(one.case.op.name, [])
             if len(one.layers[-1]) <= SMALL:
                 self.others.append(one.layers[-1])
+                own.append(one.layers[-1])
 
     def make(self, number: int) -> tuple[Input, dict[str, Json]]:
         """Case `number`: ops with more vectors come more often, but not by as much."""
@@ -150,7 +156,8 @@ class Mutations:
         (name,) = entropy.choices(names, [math.sqrt(len(self.by_op[name])) for name in names])
         group = self.by_op[name]
         (chosen,) = entropy.choices(group, [one.weight for one in group])
-        return chosen, chosen.question(entropy, self.others)
+        others = self.kin[name] if entropy.random() < KIN else self.others
+        return chosen, chosen.question(entropy, others or self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from .conformance_json import is_json, mutated_json
+from .conformance_trees import Blob, Branch, Leaf, parsed, written
 
 MOST: Final = 3
 """Mutations of one input: more are refused for one of them all the same."""
 STRUCTURED: Final = 0.75
 """How often bytes that have a structure are mutated in it."""
+GRAFTED: Final = 0.15
+"""How often a part of another message is put in."""
 RUN: Final = 8
 """Bytes that one mutation inserts or deletes, at most."""
 DEPTH: Final = 40
 """Levels of arrays around a value: more than any reader follows."""
 
-MAX_COUNT: Final = (1 << 32) - 1
-"""Entries that a header can say."""
-
+NIL: Final = b"\xc0"
 TELLING: Final = tuple(
     bytes.fromhex(text)
     for text in (
@@ -43,126 +43,14 @@ TELLING: Final = tuple(
 """Values at the ends of ranges, in right and in wrong forms, and headers that are none."""
 
 
+LIMITS: Final = tuple(
+    sorted({(1 << bits) + near for bits in range(33) for near in (-1, 0, 1)} | {16_000_000, 4_195_328})
+)
+"""Numbers at which messages have their limits: powers of two, nearly all of them."""
 LENGTHS: Final = (0, 1, 15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257, 512, 1024, 4096)
 """Of texts and bytes: limits of the messages, and those of msgpack's headers."""
 CHARACTERS: Final = ("a", "/", "é", "\uffff", "\0", "\U0001f600", "\U0010ffff")
 """Of one to four bytes, and of one or two units where a language counts text in UTF-16."""
-
-
-@dataclass(slots=True)
-class Leaf:
-    """A value without others in it, as it is written."""
-
-    data: bytes
-
-
-@dataclass(slots=True)
-class Blob:
-    """Text or bytes: the header is made anew."""
-
-    text: bool
-    data: bytes
-
-
-@dataclass(slots=True)
-class Branch:
-    """An array, or a map whose keys and values take turns."""
-
-    is_map: bool
-    items: list[Node]
-    lie: int = 0
-    """How many more entries its header says than there are."""
-    wide: int = 0
-    """1: the header has more bytes than it needs, 2: the most."""
-
-    @property
-    def step(self) -> int:
-        return 2 if self.is_map else 1
-
-
-Node = Leaf | Blob | Branch
-
-_NUMBERS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-_BLOBS: Final = {0xC4: (False, 1), 0xC5: (False, 2), 0xC6: (False, 4), 0xD9: (True, 1), 0xDA: (True, 2)}
-_BRANCHES: Final = {0xDC: (False, 2), 0xDD: (False, 4), 0xDE: (True, 2), 0xDF: (True, 4)}
-
-
-def parsed(data: bytes) -> Branch | None:
-    """The one map or array in `data`; None if it is something else."""
-    try:
-        node, end = _parse(data, 0)
-    except (IndexError, RecursionError):
-        return None
-    return node if end == len(data) and isinstance(node, Branch) else None
-
-
-def _parse(data: bytes, at: int) -> tuple[Node, int]:
-    """Raises IndexError where the bytes end too early."""
-    first = data[at]
-    if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC2, 0xC3):
-        return Leaf(data[at : at + 1]), at + 1
-    if first < 0xA0:
-        return _branch(data, at + 1, first & 0x0F, is_map=first < 0x90)
-    if first < 0xC0:
-        return _blob(data, at + 1, first & 0x1F, text=True)
-    if first in _BLOBS:
-        text, width = _BLOBS[first]
-        return _blob(data, at + 1 + width, _length(data, at + 1, width), text=text)
-    if first in _BRANCHES:
-        is_map, width = _BRANCHES[first]
-        return _branch(data, at + 1 + width, _length(data, at + 1, width), is_map=is_map)
-    end = at + 1 + _NUMBERS.get(first, len(data))
-    if end > len(data):
-        raise IndexError
-    return Leaf(data[at:end]), end
-
-
-def _length(data: bytes, at: int, width: int) -> int:
-    return int.from_bytes(data[at : at + width], "big")
-
-
-def _blob(data: bytes, at: int, length: int, *, text: bool) -> tuple[Blob, int]:
-    if at + length > len(data):
-        raise IndexError
-    return Blob(text, data[at : at + length]), at + length
-
-
-def _branch(data: bytes, at: int, count: int, *, is_map: bool) -> tuple[Branch, int]:
-    items: list[Node] = []
-    for _ in range(count * (2 if is_map else 1)):
-        node, at = _parse(data, at)
-        items.append(node)
-    return Branch(is_map, items), at
-
-
-def written(node: Node) -> bytes:
-    """The bytes of a tree: in the shortest form, but for what its nodes say."""
-    match node:
-        case Leaf():
-            return node.data
-        case Blob():
-            return _blob_head(len(node.data), node.text) + node.data
-    return _branch_head(node) + b"".join(map(written, node.items))
-
-
-def _blob_head(length: int, text: bool) -> bytes:
-    if text and length < 32:
-        return bytes([0xA0 | length])
-    first = 0xD9 if text else 0xC4
-    for number, width in enumerate((1, 2, 4)):
-        if length < 1 << 8 * width:
-            return bytes([first + number]) + length.to_bytes(width, "big")
-    raise ValueError("longer than msgpack can say")
-
-
-def _branch_head(node: Branch) -> bytes:
-    count = min(max(0, len(node.items) // node.step + node.lie), MAX_COUNT)
-    if node.wide == 0 and count < 16:
-        return bytes([(0x80 if node.is_map else 0x90) | count])
-    first = 0xDE if node.is_map else 0xDC
-    if node.wide < 2 and count < 1 << 16:
-        return bytes([first]) + count.to_bytes(2, "big")
-    return bytes([first + 1]) + count.to_bytes(4, "big")
 
 
 def mutated(data: bytes, entropy: Random, others: Sequence[bytes]) -> bytes:
@@ -172,7 +60,10 @@ def mutated(data: bytes, entropy: Random, others: Sequence[bytes]) -> bytes:
     tree = parsed(data) if entropy.random() < STRUCTURED else None
     if tree is not None:
         for _ in range(_times(entropy)):
-            _mutate_tree(tree, entropy)
+            if entropy.random() < GRAFTED and others:
+                _graft(tree, entropy, entropy.choice(others))
+            else:
+                _mutate_tree(tree, entropy)
         return written(tree)
     changed = bytearray(data)
     for _ in range(_times(entropy)):
@@ -222,6 +113,24 @@ def _mutate_tree(tree: Branch, entropy: Random) -> None:
     entropy.choice(_TREE)(parent, index, entropy)
 
 
+def _graft(tree: Branch, entropy: Random, other: bytes) -> None:
+    """An entry of another message in a map of this one, with its value or with nil; or a value alone."""
+    source = parsed(other)
+    if source is None or not source.items:
+        return
+    giver, at = entropy.choice(list(_places(source)))
+    taker, index = entropy.choice([(tree, 0), *_places(tree)])
+    entry = giver.items[_entry(giver, at)]
+    if giver.is_map and taker.is_map:
+        value = Leaf(NIL) if entropy.random() < 0.5 else entry[1]
+        names = [written(key) for key in taker.items[::2]]
+        place = 2 * names.index(written(entry[0])) if written(entry[0]) in names else len(taker.items)
+        taker.items[place : place + 2] = [entry[0], value]
+        _sort(taker)
+    elif entry and index < len(taker.items):
+        taker.items[index] = entry[-1]
+
+
 def _replace(parent: Branch, index: int, entropy: Random) -> None:
     parent.items[index] = Leaf(entropy.choice(TELLING))
 
@@ -232,12 +141,48 @@ def _edit(parent: Branch, index: int, entropy: Random) -> None:
     match node:
         case Leaf():
             parent.items[index] = Leaf(_number(node.data, entropy))
+        case Blob(text=True) if entropy.random() < STRUCTURED:
+            parent.items[index] = Blob(True, _text(node.data, entropy))
         case Blob():
             data = bytearray(node.data)
             _mutate_bytes(data, entropy, (node.data,))
             parent.items[index] = Blob(node.text, bytes(data))
         case Branch(items=items):
             entropy.shuffle(items)
+
+
+def _text(data: bytes, entropy: Random) -> bytes:
+    """With another character, which is still text."""
+    text = data.decode(errors="replace")
+    at = entropy.randrange(len(text) + 1)
+    inserted = entropy.choice((*CHARACTERS, "", "A", ".", "-", " ", "\n", "\x7f", "\u202e"))
+    return (text[:at] + inserted + text[at + entropy.randrange(2) :]).encode()
+
+
+def _limit(parent: Branch, index: int, entropy: Random) -> None:
+    """A number at a limit, in its shortest form."""
+    number = entropy.choice(LIMITS)
+    if number < 128:
+        parent.items[index] = Leaf(bytes([number]))
+        return
+    form, width = next(
+        (one for one in ((0xCC, 1), (0xCD, 2), (0xCE, 4)) if number < 1 << 8 * one[1]), (0xCF, 8)
+    )
+    parent.items[index] = Leaf(bytes([form]) + number.to_bytes(width, "big"))
+
+
+def _numbers(parent: Branch, index: int, entropy: Random) -> None:
+    """A number of the branch becomes one at a limit, if there is any."""
+    places = [at for at, item in enumerate(parent.items) if isinstance(item, Leaf) and len(item.data) != 9]
+    if parent.is_map:
+        places = [at for at in places if at % 2]
+    if places:
+        _limit(parent, entropy.choice(places), entropy)
+
+
+def _absent(parent: Branch, index: int, entropy: Random) -> None:
+    """Nil for a value."""
+    parent.items[_entry(parent, index).stop - 1] = Leaf(NIL)
 
 
 def _stretch(parent: Branch, index: int, entropy: Random) -> None:
@@ -346,6 +291,9 @@ _TREE: Final[tuple[Callable[[Branch, int, Random], None], ...]] = (
     _edit,
     _stretch,
     _stretch,
+    _numbers,
+    _numbers,
+    _absent,
     _widen,
     _delete,
     _repeat,

@@ -19,9 +19,10 @@ from nous_node.node.conformance_compare import Kind, kind_of
 from nous_node.node.conformance_fuzz import Mutations, disagreement, encoded, fuzz_rows, inputs_of, supported
 from nous_node.node.conformance_json import is_json, mutated_json
 from nous_node.node.conformance_layers import INPUTS, frame, unframed
-from nous_node.node.conformance_mutations import mutated, parsed, written
+from nous_node.node.conformance_mutations import mutated
 from nous_node.node.conformance_process import Fault
 from nous_node.node.conformance_table import Outcome
+from nous_node.node.conformance_trees import parsed, written
 from nous_node.protocol.encoding import encode
 
 CASES = load_cases()
