@@ -168,7 +168,7 @@ def _bad_frames() -> list[dict[str, Any]]:
             "bad-compression",
         ),
         (
-            "a sequence whose offset is 0",
+            "reserved bits in the compression modes of a block",
             bytes.fromhex("28b52ffda4000004005400001000000101fbff39c0020300100040270fa6"),
             262_144,
             "bad-compression",

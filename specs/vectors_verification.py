@@ -122,6 +122,8 @@ def _refused() -> list[dict[str, Any]]:
         ("one token of another draw among many", "VER-5", [trajectory(400, 0.0, 0.0, far=1.1e-3)], "largest", "group"),
         ("a distance that is no number", "VER-5", [trajectory(40, 0.0, 0.0, far=NAN)], "distance", "group"),
         ("one trajectory of another draw in an honest group", "VER-5", [trajectory(40, 0.0, 1.5e-5), trajectory(200)], "distance", "0"),
+        ("distances of a trajectory come before log-probs of the next", "VER-4 VER-5", [trajectory(40, 0.0, 1.5e-5), half, trajectory(600)], "distance", "0"),
+        ("log-probs of a trajectory come before its distances", "VER-4 VER-5", [trajectory(80, 1.5e-4, 1.5e-5), trajectory(600)], "mad", "0"),
     ]  # fmt: skip
     return [_refusal(*row) for row in rows]
 
