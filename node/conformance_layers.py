@@ -304,6 +304,7 @@ INPUTS: Final[Mapping[str, Mapping[str, tuple[Chain, ...]]]] = {
     "arrays": {"planes": ((),)},
     "rollouts": {"body": ((),)},
     "references": {"body": ((),)},
+    "replays": {"body": ((),)},
     "references-fetched": {"body": ((),), "frame": ((), (GROUP,))},
     "checkpoints": {"envelope": ((), (ALONE, SEALED), (ALONE, SEALED, CONTENT), (ALONE, SEALED, CONTENT))},
     "chunks": {"data": ((),)},
