@@ -10,8 +10,8 @@ import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
 
 Promise.withResolvers ??= function () { // libp2p asks for it, Node.js 20 lacks it
-  let ends
-  return Object.assign({ promise: new this((resolve, reject) => (ends = { resolve, reject })) }, ends)
+  const ends = {}
+  return Object.assign(ends, { promise: new this((resolve, reject) => Object.assign(ends, { resolve, reject })) })
 }
 const PIECE = 16384, MAX_RPC = 1 << 20, TCP = /^\/(ip4|ip6|dns[46]?)\/[^/]+\/tcp\/\d+\/p2p\/[^/]+$/
 const within = (seconds) => ({ signal: AbortSignal.timeout(1000 * seconds) })
@@ -62,8 +62,7 @@ export class Peer {
       host.getConnections(remotePeer).slice(0, -2).forEach((old) => old.abort(new Error('one too many'))))
     return Object.assign(new Peer(), { host, refused, pubsub: host.services.pubsub, rejects: new Map() })
   }
-  /** Dials each peer of these addresses, and again when it is lost (NET-8). */
-  keep(addresses) {
+  keep(addresses) { // dials each peer of these, and again when it is lost (NET-8)
     const byPeer = {}
     for (const one of addresses) if (TCP.test(one)) (byPeer[one.split('/').at(-1)] ??= []).push(multiaddr(one))
     for (const of of Object.values(byPeer)) this.keepOne(of)
@@ -83,10 +82,8 @@ export class Peer {
   }
   async ask(id, protocol, request, limit, seconds) {
     const stream = await this.host.getConnections(id)[0].newStream(protocol, within(seconds))
-    try {
-      await writeFrame(stream, request)
-      return await readFrame(stream, limit, seconds)
-    } finally { stream.abort(new Error('done')) }
+    const answer = writeFrame(stream, request).then(() => readFrame(stream, limit, seconds))
+    return answer.finally(() => stream.abort(new Error('done')))
   }
   /** `answer(request, open)` makes replies; `open` are under way. Bitmaps that cannot be end the connection (STR-4). */
   serve(protocol, limit, most, answer) {
@@ -99,8 +96,7 @@ export class Peer {
       } finally { open-- }
     }, { maxInboundStreams: most })
   }
-  /** False where nobody listens. */
-  async publish(topic, data) {
+  async publish(topic, data) { // false where nobody listens
     if (data.length > MAX_RPC - 1024) throw new Error('the message is larger than gossip takes') // NET-6
     return (await this.pubsub.publish(topic, data).catch(() => ({ recipients: [] }))).recipients.length > 0
   }

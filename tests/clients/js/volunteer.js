@@ -30,8 +30,8 @@ class Volunteer {
     console.log(printable(this.options.json ? JSON.stringify({ event, ...fields }) : `${event}: ${told.join(', ')}`))
   }
   async join(addresses) {
-    const proof = this.local.path('equivocation'), contradicted = this.local.read('equivocation')
-    if (contradicted) throw unfinished(`This run contradicted itself: ask its owner; remove ${proof} to go on.`)
+    const proof = this.local.path('equivocation'), found = this.local.read('equivocation')
+    if (found) throw unfinished(`This run's trainer contradicted itself: ask its owner; remove ${proof} to go on.`)
     this.peer = await Peer.start(this.seed, this.options.listen).catch(({ message }) => {
       throw unfinished(`This client cannot listen there (${message}): choose another --listen.`, 2)
     })
@@ -122,19 +122,21 @@ class Volunteer {
     }
   }
   serve() {
-    const wrong = (run) => same(run, this.id) ? undefined : { error: 'wrong-run' }
-    this.peer.serve('/nous/head/1', 1024, 8, (bytes) => write('head-reply', wrong(read('head-request', bytes).run) ??
-      { run: this.envelope, checkpoint: this.newest?.envelope }))
-    this.peer.serve('/nous/blob/1', 1024, 16, (bytes, open) => {
-      const data = this.holdings.get(read('blob-request', bytes).hash)
-      return write('blob-reply', open > UPLOADS ? { error: 'busy' } : data ? { data } : { error: 'not-found' })
+    const answer = (name, limit, most, reply) => this.peer.serve(`/nous/${name}/1`, limit, most, (bytes, open) => {
+      const request = read(`${name}-request`, bytes), wrong = request.run && !same(request.run, this.id)
+      return write(`${name}-reply`, wrong ? { error: 'wrong-run' } : reply(request, open))
     })
-    this.peer.serve('/nous/have/1', 69632, 2, (bytes) => {
-      const { run, checkpoint, have } = read('have-request', bytes)
+    answer('head', 1024, 8, () => ({ run: this.envelope, checkpoint: this.newest?.envelope }))
+    answer('blob', 1024, 16, ({ hash }, open) => {
+      const data = open > UPLOADS ? undefined : this.holdings.get(hash)
+      return data ? { data } : { error: open > UPLOADS ? 'busy' : 'not-found' }
+    })
+    answer('have', 69632, 2, ({ checkpoint, have }) => {
       const found = [this.newest, ...this.held].find((one) => one && same(one.hash, checkpoint))
-      const bits = found && this.holdings.held(found)
-      if (bits && have) structures.readBitmap(have, bits.total)
-      return write('have-reply', wrong(run) ?? (bits ? { have: bits.have } : { error: 'unknown-checkpoint' }))
+      if (!found) return { error: 'unknown-checkpoint' }
+      const bits = this.holdings.held(found)
+      if (have) structures.readBitmap(have, bits.total)
+      return { have: bits.have }
     })
   }
   hear({ head, items, known = [], standings = [] }) { // what a trainer says of this key
@@ -150,12 +152,11 @@ class Volunteer {
   }
   settle({ rollout, verdict, code, measured, threshold, credit }, trainer, ts) {
     if (code === 'quarantined' || code === 'banned') this.pause(code === 'banned' ? Infinity : threshold - measured, ts)
-    const { state } = this, of = (name) => state.groups[name].ids, id = hex(rollout)
-    const name = Object.keys(state.groups).find((one) => of(one).includes(id))
-    if (!name) return
-    const { version, counter } = state.groups[name], late = this.top - version > this.run.staleness / 2
+    const [name, group] = Object.entries(this.state.groups).find(([, { ids }]) => ids.includes(hex(rollout))) ?? []
+    if (!group) return
+    const { version, counter } = group, late = this.top - version > this.run.staleness / 2
     this.local.remove(`groups/${name}`)
-    delete state.groups[name]
+    delete this.state.groups[name]
     if (code === 'key-too-new') this.count(trainer, threshold === null ? null : threshold - 1)
     this.window = Math.min(4096, Math.max(4, this.window + (code === 'stale' ? -1 : late ? -0.2 : 0.1))) // RCP-5
     this.say('receipt', { verdict, code, version, counter, measured, threshold, credit })
