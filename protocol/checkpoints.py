@@ -29,7 +29,7 @@ from .constants import (
     MAX_PATH,
     MIN_CHUNK,
 )
-from .encoding import encode, read
+from .encoding import Value, decode, encode, shaped
 from .envelope import Envelope, Hash, Kind, Uint
 from .errors import Code, LocalError, RemoteError
 from .runs import RunManifest
@@ -164,8 +164,7 @@ def open_checkpoint(envelope: Envelope, run: bytes, manifest: RunManifest) -> Ch
     if head.sender not in manifest.trainers:  # [CKP-1]
         raise RemoteError(Code.WRONG_ROLE, "The checkpoint is signed by a key that may not publish here.")
     envelope.verify_signature()
-    checkpoint = read(envelope.content(MAX_MANIFEST), CheckpointManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
-    check_manifest(checkpoint)
+    checkpoint = _read(envelope.content(MAX_MANIFEST))
     if checkpoint.version == 0 and files_hash(checkpoint.files) != manifest.base:  # [CKP-2]
         raise RemoteError(Code.HASH_MISMATCH, "Version 0 is not the base checkpoint of this run.")
     return checkpoint
@@ -178,18 +177,30 @@ def read_manifest(data: bytes, expected: bytes) -> CheckpointManifest:
     """
     if checkpoint_hash(data) != expected:
         raise RemoteError(Code.HASH_MISMATCH, "A checkpoint manifest has another hash.")
-    checkpoint = read(data, CheckpointManifest, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    return _read(data)
+
+
+def _read(data: bytes) -> CheckpointManifest:
+    """A manifest that is consistent in itself."""
+    value = decode(data, MAX_MANIFEST, MAX_MANIFEST_VALUES)
+    _check_kind(value)
+    checkpoint = shaped(value, CheckpointManifest)
     check_manifest(checkpoint)
     return checkpoint
 
 
+def _check_kind(value: Value) -> None:
+    """Before anything else: a later kind may give all other keys another shape. [CKP-6]"""
+    match value:
+        case {"kind": str() as kind} if kind not in (FULL, DELTA):
+            raise RemoteError(
+                Code.UNKNOWN_KIND,
+                f"This node knows no checkpoints of the kind {kind[:32]!r}: update nous-node.",
+            )
+
+
 def check_manifest(checkpoint: CheckpointManifest) -> None:
-    """All that can be said of a manifest by itself."""
-    if checkpoint.kind not in (FULL, DELTA):  # [CKP-6]
-        raise RemoteError(
-            Code.UNKNOWN_KIND,
-            f"This node knows no checkpoints of the kind {checkpoint.kind[:32]!r}: update nous-node.",
-        )
+    """All that can be said of a manifest by itself, of a kind that is known."""
     check_files(checkpoint)
     if (checkpoint.parent is None) != (checkpoint.version == 0):  # [CKP-8]
         raise RemoteError(Code.WRONG_TYPE, "Every checkpoint but version 0 names its parent.")

@@ -171,7 +171,24 @@ def _bad_checkpoints(later: CheckpointManifest) -> list[dict[str, Any]]:
         ("of another run", "CKP-1", sealed(TRAINER, "checkpoint", body, run=bytes(32)), "wrong-run"),
         ("another kind of message", "CKP-1", sealed(TRAINER, "receipts", body), "wrong-kind"),
     ]
-    return [*bad, *nil] + [
+    later_kinds = [
+        case(comment, "CKP-6", "invalid", envelope=sealed(TRAINER, "checkpoint", encode(value)).hex(), code="unknown-kind")
+        for comment, value in (
+            ("a later kind of another shape", {"kind": "sketch", "outlines": [1, 2]}),
+            ("a later kind whose keys are of other types", {**plain(later), "kind": "sketch", "version": "1", "tensors": {"w": None}}),
+            ("a kind of 65 characters", {**plain(later), "kind": "k" * 65}),
+        )
+    ]  # fmt: skip
+    bad.append(
+        case(
+            "a kind that is no text",
+            "CKP-6",
+            "invalid",
+            envelope=sealed(TRAINER, "checkpoint", encode({**plain(later), "kind": 1})).hex(),
+            code="wrong-type",
+        )
+    )
+    return [*bad, *nil, *later_kinds] + [
         case(comment, rule, "invalid", envelope=envelope.hex(), code=code)
         for comment, rule, envelope, code in envelopes
     ]

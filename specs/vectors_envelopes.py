@@ -14,6 +14,8 @@ from nous_node.protocol.constants import DOMAIN_ENVELOPE, MAX_BODY, MAX_LIFETIME
 from nous_node.protocol.encoding import encode
 
 PLAIN = b"plain " * 20
+REPEATING = bytes.fromhex("28b52ffd801805000000080000614500000862015401000001")
+"""A raw block `a`, and one with the literal `b` and a match of three at the offset 1."""
 CHECKED = b"\x28\xb5\x2f\xfd\xa4" + raw_frame(PLAIN)[5:] + bytes.fromhex("22be531b")
 """With the XXH64 of the content, of which a frame has the low 4 bytes."""
 
@@ -56,6 +58,12 @@ def _good() -> list[dict[str, Any]]:
                 size=len(PLAIN),
             ),
             PLAIN,
+        ),
+        (
+            "a frame with a sequence that repeats an offset",
+            "ENV-8",
+            head(ALICE, "rollout", REPEATING, 13, enc="zstd", size=5),
+            b"abbbb",
         ),
         (
             "an unknown signed key is ignored",
@@ -192,6 +200,19 @@ def _bad_frames() -> list[dict[str, Any]]:
         ("a bomb of 128 MiB", run_length_frame(MAX_BODY, 1024), MAX_BODY, "bad-compression"),
         ("a window of 2 GiB", run_length_frame(131_072, 1, 21), 131_072, "bad-compression"),
         ("an empty body", raw_frame(b""), 0, "bad-compression"),
+        ("a window of 16 MiB", run_length_frame(131_072, 1, 14), 131_072, "bad-compression"),
+        (
+            "a sequence whose offset is 0",
+            bytes.fromhex("28b52ffd801804000000080000613d000000015400010003"),
+            4,
+            "bad-compression",
+        ),
+        (
+            "a block of more bytes than its window",
+            bytes.fromhex("28b52ffd20050800006145000008620154010000" + "01"),
+            5,
+            "bad-compression",
+        ),
         ("no frame", b"no frame", 8, "bad-compression"),
         ("more than any body holds", frame, MAX_BODY + 1, "oversize"),
     ]

@@ -326,6 +326,12 @@ def _trainers() -> list[Scene]:
         )
         for what, one, verdict in odd
     ]
+    sketch = sealed(TRAINER, "checkpoint", encode({"kind": "sketch", "outlines": [1, 2]}))
+    scenes.append(
+        Scene("a checkpoint of a later kind and of another shape is nobody's fault", "CKP-6 GOS-2").hears(
+            sketch, "ignore unknown-kind", topic="checkpoints"
+        )
+    )
     answers = Receipts([], known=[Known(ALICE.key, 0)]).to_bytes()
     scenes.append(
         Scene("receipts that only answer hellos", "GOS-8 HEL-2").hears(
