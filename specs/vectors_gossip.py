@@ -232,6 +232,9 @@ def _replays() -> list[Scene]:
         Scene("a number may serve again when its message has expired", "GOS-5")
         .hears(hello(seq=5), ACCEPT)
         .hears(hello(seq=5, ts=NOW + 120_000, exp=NOW + 180_000), ACCEPT, 120_000),
+        Scene("until the minute is over in which it expires it may not", "GOS-5")
+        .hears(hello(seq=5), ACCEPT)
+        .hears(hello(seq=5, ts=NOW + 119_000, exp=NOW + 180_000), "ignore sequence-reused", 119_999),
         Scene("a malformed body is remembered: whoever forwards it next is not punished again", "GOS-11")
         .hears(sealed(ALICE, "hello", b"\x80"), "reject wrong-type")
         .hears(sealed(ALICE, "hello", b"\x80"), "ignore duplicate"),
