@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from nous_node.node.conformance_process import Fault
 from nous_node.node.conformance_table import Outcome
 from nous_node.node.conformance_trees import parsed, written
 from nous_node.protocol.encoding import encode
+from nous_node.protocol.errors import LocalError
 
 CASES = load_cases()
 INPUTS_OF_ALL = inputs_of(CASES)
@@ -145,6 +147,14 @@ def test_mutations_of_a_seed_on_the_command_line(capsys: pytest.CaptureFixture[s
     again = Choice(broken, only="streams", fuzz_case=number, seconds=60.0)
     assert run_adapter(again, None, None) == Exit.FAILED
     assert f"fail: mutation {number} of streams" in capsys.readouterr().out
+
+
+def test_two_clients_are_compared_without_this_node(capsys: pytest.CaptureFixture[str]) -> None:
+    deaf = [sys.executable, "-I", "-S", str(SCRIPT.with_name("hostile_adapter.py")), "stay"]
+    with pytest.raises(LocalError, match="nothing to mutate"):
+        run_adapter(Choice(deaf, only="hellos", fuzz=1, against=shlex.join(deaf)), None, None)
+    assert run_adapter(Choice(deaf, only="hellos", fuzz=1, against="/no/such"), None, None) == Exit.FAILED
+    assert "cannot be started" in capsys.readouterr().out
 
 
 def test_trees_are_written_as_they_were_read() -> None:
