@@ -82,9 +82,9 @@ const SCHEMAS = { // type, largest number of bytes, of values where that is not 
   'rollout-group': [map({ checkpoint: hash, counter, env: text(1), engine, trajectories: list(trajectory, 1, 1024) }),
     MAX_GROUP],
   reference: [map({ checkpoint: hash, counter, hash, size: amount, packed: amount, chunk, chunks: bin() }), 135168],
-  'checkpoint-manifest': [map({ version: uint, kind: text(), files: list(map(file), 1, 4096), tensors: dict(hash, 1),
-    beacon: hash, 'parent?': hash, 'levels?': dict(uint), 'stats?': dict(real()), 'eval?': dict(real()),
-    'deltas?': list(map(file)), 'chain?': list(hash, 0, 64), 'mirrors?': list(mirror, 0, 16) }, checkManifest),
+  'checkpoint-manifest': [is(isOfKind, map({ version: uint, kind: text(), files: list(map(file), 1, 4096),
+    tensors: dict(hash, 1), beacon: hash, 'parent?': hash, 'levels?': dict(uint), 'stats?': dict(real()), 'eval?': dict(real()),
+    'deltas?': list(map(file)), 'chain?': list(hash, 0, 64), 'mirrors?': list(mirror, 0, 16) }, checkManifest)),
     MAX_MANIFEST, BIG],
   'file-entry': [map(file, (entry) => checkFiles([entry])), MAX_MANIFEST],
   equivocation: [map({ first: bin(), second: bin() }), MAX_PAIR],
@@ -119,6 +119,11 @@ function isSpoken(value) { // RUN-3, before the shape of all else
   if (known && protocol.every(whole)) must(protocol[0] <= 1 && protocol[1] >= 1, 'unsupported-version')
   return true
 }
+function isOfKind(value) { // CKP-6, before the shape of all else
+  const kind = isMap(value) && value.get('kind')
+  must(typeof kind !== 'string' || ['full', 'delta'].includes(kind), 'unknown-kind')
+  return true
+}
 function checkRun({ environments, sampling, model }) { // RUN-4
   must(new Set(environments.map(({ id }) => id)).size === environments.length, 'out-of-range')
   must(sampling.stop.every((token) => token < model.vocabulary) && sampling.max_tokens <= model.context, 'out-of-range')
@@ -136,7 +141,6 @@ function checkFiles(files) { // CKP-3 to CKP-5
   must(lowered.size === files.length, 'path')
 }
 function checkManifest({ version, kind, files, parent, deltas = [], chain = [] }) {
-  must(['full', 'delta'].includes(kind), 'unknown-kind')
   must((parent !== undefined) === version > 0) // CKP-8
   checkFiles(files)
   if (kind === 'full') return must(deltas.length + chain.length === 0) // CKP-13, to the end
