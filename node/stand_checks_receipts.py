@@ -17,11 +17,11 @@ from .stand_witness import Group
 RECEIPTS: Checks[Scene] = Checks()
 TOWARDS = (VOLUNTEER,)
 
-QUIET_S = 3.0
-"""Without a new group: then the client waits for receipts."""
-FILL_S = 45.0
+QUIET_S = 6.0
+"""Without a new group: then the client waits for receipts, and does not only verify its first ones."""
+FILL_S = 60.0
 """For a slow client to fill its window."""
-MOST_WAITING = 250
+MOST_WAITING = 150
 """Groups without a receipt, fewer than a client may send at once: one that has made so many, and goes on, has
 no bound that shows."""
 REPEAT_S = 10.0
