@@ -182,12 +182,13 @@ class KitPeer:
 
     async def pubsub_ends(self, seconds: float) -> bool:
         """Whether the client ends the stream on which this peer writes its RPCs, or the connection."""
-        if self._writer is not None:
-            with trio.move_on_after(seconds), suppress(MuxedStreamError, MuxedConnUnavailable):
-                while await self._writer.read(4096):
-                    pass
-            return self._writer.is_closed or self._writer._read_ended or not self.connected
-        return True
+        with trio.move_on_after(seconds):
+            try:
+                while self._writer is not None:
+                    await self._writer.read(4096)
+            except (MuxedStreamError, MuxedConnUnavailable):
+                return True
+        return not self.connected
 
     # Pubsub, in
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,17 +82,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_wire, "DIAL_PAUSE_S", 0.0)
 
 
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(patch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
     """The kit waits less for what a broken client never does."""
-    for module, name in (
-        (live_transport, "SOON_S"),
-        (live_transport, "SLACK_S"),
-        (live_transport, "HANDSHAKE_S"),
-        (live_streams, "SLACK_S"),
-        (live_streams, "READ_REQUEST_S"),
-        (live_target, "HEALTH_S"),
-    ):
-        monkeypatch.setattr(module, name, 0.4)
+    for module in modules:
+        for name in {"SOON_S", "SLACK_S", "HANDSHAKE_S", "READ_REQUEST_S", "HEAD_S", "HEALTH_S"} & vars(
+            module
+        ).keys():
+            patch.setattr(module, name, 0.4)
 
 
 # Ours
@@ -266,8 +263,10 @@ BROKEN = pytest.mark.parametrize(
 
 async def played_broken(client: Client, breaks: Callable[[Client, Network], None], *only: str) -> Sheet:
     with pytest.MonkeyPatch.context() as patch:
-        impatient(patch)
+        if breaks is false_streams:
+            impatient(patch, live_streams)
         if breaks is lax_transport:
+            impatient(patch, live_transport)
             patch.setattr(MuxerStream, "may_receive", lambda stream, size: True)
             patch.setattr(muxer, "MAX_INBOUND_STREAMS", 1000)
             patch.setattr(hardening, "HANDSHAKE_S", 60.0)
@@ -311,8 +310,7 @@ async def test_a_client_that_hangs_or_resets_is_asked_twice_and_then_no_more(
     client: Client, handler: Any
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        impatient(patch)
-        patch.setattr(live_target, "HEAD_S", 0.4)
+        impatient(patch, live_target)
 
         def breaks(network: Network) -> None:
             network.serve(HEAD_PROTOCOL, handler, max_request=MAX_REQUEST, max_response=MAX_HEAD_REPLY)
@@ -349,7 +347,7 @@ async def test_a_client_that_exits_is_a_row_and_not_the_end_of_the_kit(client: C
         return "it exits"
 
     with pytest.MonkeyPatch.context() as patch:
-        impatient(patch)
+        patch.setattr(live_target, "HEALTH_S", 2.0)
         checks = [
             Check("ends", ("NET-1",), ANY, 5.0, False, ends),
             *(one for one in live.CHECKS if one.name in ("ping", "head")),
