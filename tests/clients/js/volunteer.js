@@ -38,7 +38,10 @@ class Volunteer {
     this.holdings = new Holdings(this.local, this.peer)
     for (const address of this.peer.addresses) this.say('listening', { address })
     this.peer.keep(addresses)
-    for (const until = Date.now() + 30000; !this.newest && !(this.run && Date.now() > until); await sleep(500)) {
+    const [run, head] = ['run', 'head'].map((name) => this.local.read(name)) // of an earlier start
+    if (run) this.meet(run)
+    if (head && this.run) this.learn(openCheckpoint(head, this.id, this.run), head)
+    for (const until = Date.now() + 30000; !this.told && !(this.run && Date.now() > until); await sleep(1000)) {
       if (Date.now() > until) throw unfinished(`Nobody answered for this run at ${addresses.join(', ')} in 30 s. Ask ` +
         'whoever gave you the invite whether the run is up, and look at your network.')
       await this.askHeads()
@@ -58,18 +61,25 @@ class Volunteer {
   async askHeads() {
     for (const peer of this.peer.peers) try {
       const raw = await this.peer.ask(peer, '/nous/head/1', write('head-request', { run: this.id }), 32001024, 20)
-      const { run, checkpoint } = read('head-reply', raw), head = !this.run && this.local.read('head')
-      if (run && !this.run) Object.assign(this, { run: structures.openRun(run, this.id).manifest, envelope: run })
-      for (const one of [head, checkpoint]) // the last one is remembered over restarts (CKP-9, CKP-17)
-        if (one && this.run) this.learn(openCheckpoint(one, this.id, this.run), one)
+      const { run, checkpoint } = read('head-reply', raw)
+      if (run && !this.run) this.meet(run)
+      if (!checkpoint || !this.run) continue
+      this.learn(openCheckpoint(checkpoint, this.id, this.run), checkpoint)
+      this.told = true
     } catch ({ code }) { // another peer may know better
       if (code === 'unsupported-version') this.end(unfinished('This run speaks another protocol: update this client.'))
     }
   }
-  check({ model, environments }) { // before anything is downloaded
+  meet(envelope) {
+    Object.assign(this, { run: structures.openRun(envelope, this.id).manifest, envelope })
+    this.local.write('run', envelope)
+  }
+  check({ model, environments, chat }) { // before anything is sent or downloaded
     const needed = 8 * Number(model.parameters) + 4e8, names = environments.map(({ id, version }) => `${id} ${version}`)
     const refuse = (why) => { throw unfinished(`${why} Take part in it with another client or machine.`) }
     if (model.family !== 'llama') refuse(`This run's model is of the family ${model.family}; this client can do llama.`)
+    if (model.dtype === 'float16') refuse('The numbers of this run\'s model are float16; this client can do others.')
+    if (chat) refuse(`This run has conversations in the format ${chat}; this client can do none.`)
     if (needed > totalmem()) refuse(`This run's model needs ${needed} bytes of memory; this machine has ${totalmem()}.`)
     if (!environments.some(playable)) refuse(`This run has ${names.join(', ')}; this client can do sort-digits 1.`)
   }
@@ -229,12 +239,14 @@ class Volunteer {
     const counts = ready?.version > this.h && ready.version >= this.top - this.run.staleness
     if (!counts || waiting >= this.window || !this.room()) return sleep(50)
     const hash = hex(ready.hash), counter = state.counters[hash] ?? 0, name = `${hash.slice(0, 16)}-${counter}`
-    const group = await makeGroup(this, ready, counter)
+    const group = await makeGroup(this, ready, counter).catch((error) => {
+      if (!(error instanceof Refused)) throw error // from such logits nothing is drawn (SMP-3)
+    })
     if (group) this.local.write(`groups/${name}`, write('rollout-group', group))
     if (group) state.groups[name] = { version: ready.version, counter, ids: [], next: 0, wait: 10000 }
     state.counters[hash] = counter + 1 // a crash before this makes the same group once more
     this.save()
-    if (group) await this.issue(name)
+    return group ? this.issue(name) : sleep(50)
   }
 }
 
@@ -251,6 +263,7 @@ async function makeGroup({ run, id, key }, { hash, manifest, policy }, counter) 
   const length = place.config?.get('length') ?? 4, level = manifest.levels?.get(place.id) ?? 0
   const { prompt, solution } = sortDigits.task(drawn.taskSeed, length, level), asked = tokensOf(prompt)
   const most = Math.min(max_tokens, model.context - asked.length), start = policy.start()
+  if (most < 1) return undefined
   const first = start.feed(asked).slice()
   for (const samplerKey of drawn.samplerKeys) {
     const state = start.copy(), draws = uniforms(samplerKey, 0, most), chosen = []
