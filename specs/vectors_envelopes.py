@@ -60,6 +60,14 @@ def _good() -> list[dict[str, Any]]:
             PLAIN,
         ),
         (
+            "a run-length block of more than 128 KiB",
+            "ENV-8",
+            head(
+                ALICE, "rollout", bytes.fromhex("28b52ffd8068400d0300036a1800"), 14, enc="zstd", size=200_000
+            ),
+            None,
+        ),
+        (
             "a frame with a sequence that repeats an offset",
             "ENV-8",
             head(ALICE, "rollout", REPEATING, 13, enc="zstd", size=5),
@@ -205,6 +213,12 @@ def _bad_frames() -> list[dict[str, Any]]:
             "a sequence whose offset is 0",
             bytes.fromhex("28b52ffd801804000000080000613d000000015400010003"),
             4,
+            "bad-compression",
+        ),
+        (
+            "a block that unfolds to more bytes than its window",
+            bytes.fromhex("28b52ffd4000d0062d00000d7d000000"),
+            2000,
             "bad-compression",
         ),
         (

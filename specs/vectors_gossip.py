@@ -8,7 +8,20 @@ from typing import Any
 
 import msgspec
 from vectors_references import reference
-from vectors_world import ALICE, BASE, BOB, ENGINE, MANIFEST, NOW, TRAINER, case, forged, group, sealed
+from vectors_world import (
+    ALICE,
+    BASE,
+    BOB,
+    ENGINE,
+    MANIFEST,
+    NOW,
+    TRAINER,
+    case,
+    forged,
+    group,
+    sealed,
+    trajectory,
+)
 
 from nous_node.protocol.checkpoints import checkpoint_hash
 from nous_node.protocol.encoding import encode
@@ -136,6 +149,7 @@ def _plain() -> list[Scene]:
         Scene("a forged signature", "ENV-5 GOS-2").hears(forged(hello()), "reject bad-signature"),
         Scene("a body that is no group", "ROL-13 GOS-2").hears(sealed(ALICE, "rollout", b"\x80"), "reject wrong-type"),
         Scene("a body that is not msgpack", "ENC-3 GOS-2").hears(sealed(ALICE, "hello", b"\xc1"), "reject malformed"),
+        Scene("tokens of five bytes: the trainer's matter", "GOS-2 ROL-10").hears(sealed(ALICE, "rollout", group(checkpoint=KNOWN[0], trajectories=[trajectory(tokens=bytes(5))] * 2).to_bytes()), ACCEPT),
         Scene("a body that says it is compressed", "ENV-8 GOS-2").hears(sealed(ALICE, "hello", HELLO, enc="zstd", size=5), "reject bad-compression"),
     ]  # fmt: skip
 
