@@ -120,7 +120,7 @@ def chosen(cases: Sequence[Case], only: str | None) -> list[Case]:
 
 
 def _names(case: Case) -> set[str]:
-    return {case.op.file, case.op.name, *case.requires}
+    return {case.op.file, case.op.name, f"{case.op.file}-{case.number}", *case.requires}
 
 
 def rows_of(client: Client, cases: Sequence[Case], seconds: float | None = None) -> Iterator[Row]:
