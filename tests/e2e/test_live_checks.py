@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import threading
 import xml.etree.ElementTree as ET
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from .processes import PROGRAM
 
 PLAY_S = 240.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
+
+JAVASCRIPT = Path(__file__).parents[1] / "clients" / "js" / "volunteer.js"
 
 NOT_MADE = {
     "shard",  # the run has one
@@ -51,6 +55,8 @@ def by_outcome(sheet: dict[str, Any], outcome: str) -> dict[str, str]:
     return {row["check"]: row["note"] for row in sheet["rows"] if row["outcome"] == outcome}
 
 
+@pytest.mark.conformance
+@pytest.mark.slow
 def test_our_trainer_passes(village: Any, make_run: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("NOUS_NODE_HTTP", str(free_port()))
     make_run(village.home("trainer"))
@@ -61,6 +67,8 @@ def test_our_trainer_passes(village: Any, make_run: Any, monkeypatch: Any) -> No
     assert {row["check"] for row in sheet["rows"]} == {one.name for one in CHECKS if "trainer" in one.towards}
 
 
+@pytest.mark.conformance
+@pytest.mark.slow
 def test_our_relay_passes(village: Any, make_run: Any, monkeypatch: Any) -> None:
     make_run(village.home("trainer"))
     invite = village.train().invite()
@@ -73,6 +81,8 @@ def test_our_relay_passes(village: Any, make_run: Any, monkeypatch: Any) -> None
     assert code == Exit.OK
 
 
+@pytest.mark.conformance
+@pytest.mark.slow
 def test_our_volunteer_passes_while_it_works(village: Any, make_run: Any) -> None:
     make_run(village.home("trainer"))
     port = free_port()
@@ -90,6 +100,42 @@ def test_our_volunteer_passes_while_it_works(village: Any, make_run: Any) -> Non
     volunteer.accepted(1)
 
 
+@contextmanager
+def javascript(village: Any, invite: str) -> Iterator[str]:
+    """Address of a JavaScript volunteer whose first group was accepted."""
+    command = ["node", str(JAVASCRIPT), invite, "--json", "--home", str(village.home("js"))]
+    with (village.folder / "js.stderr").open("wb") as stderr:
+        process = subprocess.Popen(
+            [*command, "--listen", "/ip4/127.0.0.1/tcp/0"], stdout=subprocess.PIPE, stderr=stderr
+        )
+    try:
+        assert process.stdout is not None
+        address = ""
+        for line in process.stdout:
+            told = json.loads(line)
+            address = told.get("address", address)
+            if told["event"] == "receipt" and told["verdict"] == "accepted":
+                break
+        drain = threading.Thread(target=lambda: list(process.stdout or ()), daemon=True)
+        drain.start()
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+    drain.join(5)
+    process.stdout.close()
+
+
+@pytest.mark.conformance
+def test_the_javascript_volunteer_passes_while_it_works(village: Any, make_run: Any) -> None:
+    make_run(village.home("trainer"))
+    with javascript(village, village.train().invite()) as address:
+        code, sheet = played(village.folder, address)
+    assert by_outcome(sheet, "fail") == {}
+    assert code == Exit.OK
+
+
+@pytest.mark.slow
 def test_nobody_there_is_a_sentence_and_an_exit_code(village: Any) -> None:
     nobody = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWMbbPVGsZYh3ChQjue712NHHGNybRRXwnuSpezYjGbCDS"
     done = subprocess.run(
