@@ -141,7 +141,8 @@ def read_wording(
 
 
 def held_out_seed(environment: str, index: int) -> bytes:
-    """Seed of a task for evaluation: SHA-256(DOMAIN_HELD_OUT || id || 0x00 || u64le(index)). [RGY-7]"""
+    """Seed of a task for evaluation, of an environment that names none itself:
+    SHA-256(DOMAIN_HELD_OUT || id || 0x00 || u64le(index)). [EVM-9] [RGY-7]"""
     return hashlib.sha256(
         DOMAIN_HELD_OUT + environment.encode() + b"\x00" + index.to_bytes(8, "little")
     ).digest()

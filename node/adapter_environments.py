@@ -22,6 +22,7 @@ from nous_node.envs import (
 from nous_node.envs.distributions import normal
 from nous_node.envs.environment import Completion, EnvironmentInfo, GenerateRequest, small_seed
 from nous_node.envs.ledger import Ledger
+from nous_node.envs.single_turn import held_out_seed
 from nous_node.protocol.rollouts import Trajectory
 from nous_node.protocol.runs import Setting
 
@@ -79,8 +80,6 @@ class HeldOut(Ask, frozen=True):
 
 
 def held_out(ask: HeldOut) -> Answer:
-    from .evaluation import held_out_seed  # which brings torch
-
     found = held_out_seed(ask.id, ask.index)
     return {"seed": found.hex(), "small": small_seed(found)}
 

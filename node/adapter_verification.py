@@ -15,6 +15,7 @@ from .adapter_question import Answer, Ask, Ops, Raw, Refused, figure, run_manife
 from .copies import Copies
 from .reputation import Reputation
 from .statistics import Drift, Evidence, Figures, check_figures
+from .token_checks import check_ends, check_repetition
 
 Numbers = list[float | None]
 """Null: no number."""
@@ -112,8 +113,6 @@ class Repetition(Ask, frozen=True):
 
 
 def repetition(ask: Repetition) -> Answer:
-    from .verification import check_repetition
-
     check_repetition(np.array(ask.tokens, np.int64), ask.stop)
     return {}
 
@@ -126,8 +125,6 @@ class Ends(Ask, frozen=True):
 
 
 def ends(ask: Ends) -> Answer:
-    from .verification import check_ends
-
     tokens, recomputed = np.array(ask.tokens, np.int64), _singles(ask.recomputed)
     check_ends(tokens, recomputed, ask.stop, ask.stop_probability)
     return {}

@@ -10,6 +10,7 @@ from typing import Final
 from nous_node.envs.batcher import Batcher, EngineRequest, Job, Outcome
 from nous_node.envs.environment import Completion, Environment, HeldOut, PolicySettings, Task
 from nous_node.envs.errors import EnvironmentFailed
+from nous_node.envs.single_turn import DOMAIN_HELD_OUT, held_out_seed
 from nous_node.protocol.rollouts import trained_tokens
 from nous_node.protocol.tasks import Assignment
 from nous_node.trainer.errors import LogitsError
@@ -18,9 +19,6 @@ from nous_node.trainer.policy import Policy
 
 GREEDY_TEMPERATURE: Final = 1e-6
 """Any logit gap above 1e-4 becomes certainty: the seeded draw then takes the most probable token."""
-
-DOMAIN_HELD_OUT: Final = b"nous/held-out/1\x00"
-"""Seeds of held-out tasks, for environments that name none themselves. [EVM-9]"""
 
 AT_ONCE: Final = 512
 """Tasks that are played together: what one call of the engine takes."""
@@ -112,12 +110,6 @@ def held_out_tasks(environment: Environment, count: int) -> list[Task]:
     if isinstance(environment, HeldOut):
         return environment.held_out(count)
     return [environment.task(held_out_seed(environment.info.id, index), 0) for index in range(count)]
-
-
-def held_out_seed(name: str, index: int) -> bytes:
-    """Of an environment that names none itself: SHA-256(DOMAIN_HELD_OUT || id || 0 || u64le(i)). [EVM-9]"""
-    material = DOMAIN_HELD_OUT + name.encode() + b"\x00" + index.to_bytes(8, "little")
-    return hashlib.sha256(material).digest()
 
 
 def _keys(task: Task) -> Assignment:

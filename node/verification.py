@@ -11,7 +11,6 @@ A group that fails any of them is not trained on, not in part either. `examiner.
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -38,15 +37,10 @@ from nous_node.trainer.tree import Tree
 from .copies import Owner
 from .learner_messages import Candidate
 from .statistics import Figures, check_figures
+from .token_checks import check_ends, check_repetition
 
 REPLAY_SECONDS = 60.0
 """For the prompts and rewards of one group: no scorer takes a minute."""
-
-MAX_PERIOD = 16
-"""Tokens of a piece that repeats: a line of a list or a sentence; honest text hardly repeats longer ones."""
-
-MAX_REPEATED = 64
-"""Tokens that repeat before it counts: tables and counting do less, a policy stuck in a loop does more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,43 +224,6 @@ def _arrays(recorded: Trajectory, made: Trajectory, key: bytes, form: str) -> Ch
         tree=None if recorded.parents is None else Tree.of(lengths, recorded.parents),
         key=key,
     )
-
-
-def check_repetition(sampled: NDArray[np.int64], stop: Sequence[int]) -> None:
-    """RemoteError(REPETITION) where the last tokens of a trajectory [N], a stop token at the end apart, are
-    one short piece again and again, and half of them or more. [VER-9]"""
-    said = sampled[:-1] if len(sampled) and sampled[-1] in stop else sampled
-    for period in range(1, min(MAX_PERIOD, len(said) - 1) + 1):
-        repeated = _repeated(said, period)
-        if repeated >= MAX_REPEATED and 2 * repeated >= len(said):
-            raise RemoteError(
-                Code.REPETITION,
-                f"A trajectory ends in {repeated} tokens that repeat every {period}.",
-                measured=repeated,
-                threshold=MAX_REPEATED,
-            )
-
-
-def _repeated(tokens: NDArray[np.int64], period: int) -> int:
-    """How many of the last tokens [N] have this period."""
-    differs = np.flatnonzero(tokens[period:] != tokens[:-period])
-    return len(tokens) - (int(differs[-1]) + 1 if len(differs) else 0)
-
-
-def check_ends(
-    sampled: NDArray[np.int64], logprobs: NDArray[np.float32], stop: Sequence[int], least: float
-) -> None:
-    """RemoteError(FINISH) where a stop token is less likely than `least`: sampled tokens [N] of a trajectory,
-    and their recomputed log-probs [N]. [VER-8]"""
-    for place in np.flatnonzero(np.isin(sampled, stop)):
-        probability = math.exp(float(logprobs[place]))
-        if not probability >= least:
-            raise RemoteError(
-                Code.FINISH,
-                "A trajectory ends where the checkpoint would hardly ever end it.",
-                measured=probability,
-                threshold=least,
-            )
 
 
 def _check_figures(figures: Figures, parts: Sequence[Figures], thresholds: Thresholds) -> None:

@@ -10,7 +10,7 @@ from vectors_world import case
 from nous_node.envs.distributions import normal
 from nous_node.envs.environment import EnvironmentInfo, small_seed
 from nous_node.envs.registry import material, version_of
-from nous_node.node.evaluation import held_out_seed
+from nous_node.envs.single_turn import held_out_seed
 
 REPRODUCIBLE: Final[tuple[Literal["exact", "seeded", "none"], ...]] = ("exact", "seeded", "none")
 SCORERS: Final[tuple[Literal["pure", "sandbox", "judge"], ...]] = ("pure", "sandbox", "judge")

@@ -39,7 +39,7 @@ CHAPTER_OF = {
     "06-tasks-and-sampling.md": "node.renewals node.journal_counters",
     "07-rollouts.md": "node.bodies node.body_chunks node.passing",
     "08-verification.md": (
-        "node.statistics node.copies node.verification node.examiner node.selection node.canary "
+        "node.statistics node.copies node.token_checks node.examiner node.selection node.canary "
         "node.worker_messages"
     ),
     "09-checkpoints.md": "node.fetch_plan node.small_blobs node.chain_manifests",

@@ -18,7 +18,8 @@ from nous_node.envs.environment import PolicySettings
 from nous_node.envs.registry import make_entry
 from nous_node.node.learner_messages import Candidate
 from nous_node.node.runfolder import RunFolder
-from nous_node.node.verification import CheckedGroup, Verifier, check_ends, check_repetition, deadline
+from nous_node.node.token_checks import check_ends, check_repetition
+from nous_node.node.verification import CheckedGroup, Verifier, deadline
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.rollouts import RolloutGroup, pack_floats, trained_tokens, unpack_floats
 from nous_node.trainer.policy import Policy
