@@ -36,13 +36,21 @@ attacks: $(VENV)/wheel
 	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests/attacks --attack-table \
 	    -q $(ARGS); code=$$?; rm -rf $$empty; exit $$code
 
-# Both implementations against the kit, 100,000 mutations, and runs that have volunteers of both. Needs Node.js 20.
+# Both implementations against the kit, 100,000 mutations, runs that have volunteers of both, and whether the
+# chapters' stages say what all of that shows. Needs Node.js 20.
 JS := tests/clients/js
+NODE_CLIENT := node $(JS)/volunteer.js {invite} --home {home} --listen /ip4/127.0.0.1/tcp/0
+OUR_CLIENT := $(BIN)/nous-node join {invite} --home {home} --listen /ip4/127.0.0.1/tcp/0 --threads 1 --nice 0
+SHEETS := $(VENV)/conformance
 FUZZ ?= 100000
 conformance: $(VENV)/wheel $(JS)/node_modules/.package-lock.json
-	$(BIN)/nous-node conformance adapter -- $(BIN)/nous-node conformance own
-	$(BIN)/nous-node conformance adapter -- node $(JS)/adapter.js
+	@mkdir -p $(SHEETS)
+	$(BIN)/nous-node conformance adapter --json $(SHEETS)/own.json -- $(BIN)/nous-node conformance own
+	$(BIN)/nous-node conformance adapter --json $(SHEETS)/js.json -- node $(JS)/adapter.js
 	$(BIN)/nous-node conformance adapter --fuzz $(FUZZ) --seed 1 -- node $(JS)/adapter.js
+	$(BIN)/nous-node conformance peer --json $(SHEETS)/own-peer.json -- $(OUR_CLIENT)
+	$(BIN)/nous-node conformance peer --json $(SHEETS)/js-peer.json -- $(NODE_CLIENT)
+	$(BIN)/python specs/stages.py --check $(SHEETS)/own.json $(SHEETS)/js.json $(SHEETS)/own-peer.json $(SHEETS)/js-peer.json
 	@empty=$$(mktemp -d) && cd $$empty && $(TEST_ENV) $(TREE)/$(BIN)/python -P -m pytest \
 	    -c $(TREE)/pyproject.toml --rootdir $(TREE) -p no:cacheprovider $(TREE)/tests -m conformance -q $(ARGS); \
 	    code=$$?; rm -rf $$empty; exit $$code
