@@ -35,6 +35,7 @@ from .constants import (
 )
 from .encoding import Value, decode, encode, read, shaped
 from .errors import Code, RemoteError, TooLargeError
+from .frames import check_blocks
 from .identity import SIGNATURE_BYTES, Identity, verify
 
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -237,6 +238,7 @@ def decompressed(data: bytes, size: int) -> bytes:
                 Code.BAD_COMPRESSION,
                 f"The zstd frame needs a window of {header.window_size} bytes; {MAX_WINDOW} are allowed.",
             )
+        check_blocks(data)
         return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompress(
             data, max_output_size=size, allow_extra_data=False
         )

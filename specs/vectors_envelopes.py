@@ -60,14 +60,6 @@ def _good() -> list[dict[str, Any]]:
             PLAIN,
         ),
         (
-            "a run-length block of more than 128 KiB",
-            "ENV-8",
-            head(
-                ALICE, "rollout", bytes.fromhex("28b52ffd8068400d0300036a1800"), 14, enc="zstd", size=200_000
-            ),
-            None,
-        ),
-        (
             "a frame with a sequence that repeats an offset",
             "ENV-8",
             head(ALICE, "rollout", REPEATING, 13, enc="zstd", size=5),
@@ -222,6 +214,18 @@ def _bad_frames() -> list[dict[str, Any]]:
             "bad-compression",
         ),
         (
+            "a run-length block of more than 128 KiB",
+            bytes.fromhex("28b52ffd8068400d0300036a1800"),
+            200_000,
+            "bad-compression",
+        ),
+        (
+            "a raw block of more bytes than its window",
+            bytes.fromhex("28b52ffd4000d006813e00") + bytes(2000),
+            2000,
+            "bad-compression",
+        ),
+        (
             "a block of more bytes than its window",
             bytes.fromhex("28b52ffd20050800006145000008620154010000" + "01"),
             5,
@@ -233,7 +237,16 @@ def _bad_frames() -> list[dict[str, Any]]:
     return [
         _refused(comment, "ENV-8", sealed(ALICE, "rollout", data, enc="zstd", size=declared), code)
         for comment, data, declared, code in rows
-    ]
+    ] + [_many_blocks()]
+
+
+def _many_blocks() -> dict[str, Any]:
+    """A frame of one byte whose blocks are all empty but the last."""
+    empty = bytes(3 * 65_536)
+    frame = bytes.fromhex("28b52ffd2001") + empty + bytes.fromhex("09000000")
+    before, after = sealed(ALICE, "rollout", frame, enc="zstd", size=1).split(empty)
+    pieces = [[before.hex(), 1], ["000000", 65_536], [after.hex(), 1]]
+    return case("65,537 blocks", "ENV-8", "invalid", envelope=pieces, now=NOW, code="bad-compression")
 
 
 def _bad_outers() -> list[dict[str, Any]]:

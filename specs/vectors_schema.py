@@ -55,7 +55,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "identities": {"seed": HEX, "key": HEX, "peer_id": TEXT},
     "signatures": {"key": HEX, "message": HEX, "signature": HEX, "code?": CODE},
     "envelopes": {
-        "envelope": HEX,
+        "envelope": BYTES,
         "now": INT,
         "head?": VALUE,
         "signed?": HEX,
