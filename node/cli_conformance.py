@@ -148,7 +148,7 @@ def peer(
 ) -> None:
     from .conformance_output import Output
 
-    names = frozenset((only or "").split(",")) - {""}
+    names = frozenset(name.strip() for name in (only or "").split(",")) - {""}
     words = target or []
     is_command = any(PLACE in word for word in words)
     if wait == bool(words) or (len(words) > 1 and not is_command):

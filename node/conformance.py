@@ -68,7 +68,7 @@ def run_adapter(choice: Choice, json: str | None, junit: Path | None) -> int:
 
 def fuzzed_rows(client: Client, cases: Sequence[Case], choice: Choice, output: Output) -> Iterator[Row]:
     """The client's answers to mutations compared with those of `--against`, else of this node."""
-    other = None if choice.against is None else Client(shlex.split(choice.against))
+    other = None if choice.against is None else Client(_command(choice.against))
     with other or nullcontext():
         for one in (client, other) if other is not None else (client,):
             started = _start_row(one)
@@ -78,6 +78,17 @@ def fuzzed_rows(client: Client, cases: Sequence[Case], choice: Choice, output: O
         yield from _compared(client, other, cases, choice, output)
     yield _end_row(client, choice.seconds)
     yield _step_row(client)
+
+
+def _command(text: str) -> list[str]:
+    """Words, as a shell takes them. Raises LocalError."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise LocalError(f"--against is no command ({error}). Quote it as a shell does.") from error
+    if not words:
+        raise LocalError("--against is empty. Give the command that starts the other adapter.")
+    return words
 
 
 def _compared(

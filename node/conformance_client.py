@@ -15,6 +15,7 @@ from typing import cast
 import msgspec
 
 from .conformance_cases import Json
+from .conformance_compare import shown
 from .conformance_process import Fault, Hung, Process, Stray, shown_line
 from .conformance_table import MAX_NAME
 from .wording import plural
@@ -28,7 +29,6 @@ MAX_STRAYS = 3
 START_S = 60.0
 """For a client's first answer: interpreters and models are loaded meanwhile."""
 FIRST = b'{"op":"client"}\n'
-NO_NAME = "a client without a name"
 
 
 class GivenUp(Fault):
@@ -133,6 +133,7 @@ class Client:
         process = Process.start(self.command)
         try:
             first = read_answer(process.exchange([FIRST], self.start_seconds)[0])
+            name = name_of(first)
         except Fault as fault:
             process.close()
             if self._starts > 1:
@@ -141,7 +142,7 @@ class Client:
             raise
         self._process = process
         if self._starts == 1:
-            self._first, self.name = first, name_of(first)
+            self._first, self.name = first, name
         return process
 
     def _check_patience(self) -> None:
@@ -168,13 +169,11 @@ def read_answer(line: bytes) -> Json:
 
 
 def name_of(first: Json) -> str:
-    """Name and version of a client that tells them."""
+    """Name and version of a client. Raises Fault where it does not tell them."""
     match first:
-        case {"ok": {"name": str() as name, "version": str() as version}}:
+        case {"ok": {"name": str() as name, "version": str() as version}} if name.strip():
             return f"{name} {version}"[:MAX_NAME]
-        case {"ok": {"name": str() as name}}:
-            return name[:MAX_NAME]
-    return NO_NAME
+    raise Fault(f'did not say who it is, as {{"ok": {{"name": ..., "version": ...}}}}: {shown(first)}')
 
 
 def _same(one: Json, other: Json) -> bool:

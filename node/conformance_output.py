@@ -7,6 +7,7 @@ sheet as the last line. What a client wrote is escaped.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -57,8 +58,10 @@ class Output:
         self._total: int | None = None
         self._due = time.monotonic() + PLAIN_S
         for path in (None if self._lines or json_file is None else Path(json_file), junit):
-            if path is not None and not path.resolve().parent.is_dir():
-                raise LocalError(f"{path} cannot be written: there is no folder {path.resolve().parent}.")
+            if path is not None:
+                _check_writable(path)
+        if junit is not None and json_file is not None and junit.resolve() == Path(json_file).resolve():
+            raise LocalError(f"--json and --junit both name {junit}. Give each a file of its own.")
 
     def __enter__(self) -> Output:
         self._progress.start()
@@ -112,12 +115,23 @@ class Output:
                 _write(Path(self._json), to_json(sheet) + "\n")
         if self._junit is not None:
             _write(self._junit, to_junit(sheet))
-        return Exit.FAILED if sheet.failed else Exit.OK
+        return Exit.FAILED if sheet.failed or sheet.empty else Exit.OK
 
 
 def _bar(console: Console, *, disabled: bool) -> Progress:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("[red]{task.description}"))
     return Progress(*columns, console=console, disable=disabled, transient=True)
+
+
+def _check_writable(path: Path) -> None:
+    """Raises LocalError now rather than after minutes of tests."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise LocalError(f"{path} cannot be written: there is no folder {folder}.")
+    if path.is_dir():
+        raise LocalError(f"{path} cannot be written: it is a folder. Name a file in it.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise LocalError(f"{path} cannot be written by this user. Name a file in another folder.")
 
 
 def _write(path: Path, text: str) -> None:

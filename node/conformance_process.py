@@ -35,6 +35,10 @@ GRACE_S = 1.0
 """For the exit code of a child that has closed a pipe: ending takes some milliseconds."""
 POLL_S = 0.01
 """Between two looks at whether it has ended."""
+LOOK_S = 0.5
+"""The same, while an answer is waited for: a child of its own may hold its output open."""
+REAP_S = 5.0
+"""For a killed child to be gone. One that runs as another user cannot be killed, and may stay."""
 
 
 class Fault(NousError):
@@ -122,7 +126,8 @@ class Process:
             with suppress(OSError):
                 _end(pipe_end).close()
         self.selector.close()
-        self.child.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self.child.wait(REAP_S)
 
     def _check_quiet(self, seconds: float = 0.0) -> None:
         """Nothing may come now that nothing is asked."""
@@ -136,7 +141,10 @@ class Process:
         left = deadline - time.monotonic()
         if left <= 0:
             raise Hung(f"gave no answer within {seconds:g} s{self._last_words()}")
-        for key, _ in self.selector.select(left):
+        ready = self.selector.select(min(left, LOOK_S))
+        if not ready and self._code() is not None:
+            raise Fault(self._ending("ended"))
+        for key, _ in ready:
             if key.fileobj is not self.child.stdin:
                 self._receive(key.fileobj)
                 continue

@@ -23,6 +23,11 @@ MAX_NOTE = 2_000
 MAX_NAME = 200
 """Characters of a check's or a client's name that are shown."""
 
+NOTHING = (
+    "Nothing was tested: the client has none of the parts that were asked for. Look at what it answers to "
+    "one case with --only, or choose others; the exit code is not 0."
+)
+
 _NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 has no way to write, not even as a reference."""
 
@@ -61,6 +66,12 @@ class Sheet:
     @property
     def failed(self) -> bool:
         return any(row.outcome is Outcome.FAIL for row in self.rows)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known of the client: none of its requirements was tested."""
+        rows = [row for row in self.rows if row.requires] or self.rows
+        return all(row.outcome is Outcome.UNTESTED for row in rows)
 
     def by_requirement(self) -> dict[str, Outcome]:
         """The worst outcome of a requirement's checks that were made, ids in order."""
@@ -106,6 +117,8 @@ def render(sheet: Sheet, console: Console) -> None:
         table.add_row(*_cells(name, rows))
     console.print(table)
     console.print(Text(summary(sheet)), soft_wrap=True)
+    if sheet.empty:
+        console.print(Text(NOTHING), soft_wrap=True)
 
 
 def _cells(name: str, rows: Sequence[Row]) -> tuple[Text, Text, Text, Text]:
@@ -136,6 +149,7 @@ def to_json(sheet: Sheet) -> str:
             "client": sheet.client,
             "kind": sheet.kind,
             "failed": sheet.failed,
+            "tested": not sheet.empty,
             "requirements": sheet.by_requirement(),
             "rows": [row_fields(row) for row in sheet.rows],
         }

@@ -8,6 +8,14 @@ import sys
 import time
 
 FIRST = b'{"ok": {"name": "hostile", "version": "1"}}\n'
+NAMELESS = {
+    "echo": b'{"op":"client"}\n',
+    "nobody": b'{"ok": {}}\n',
+    "unversioned": b'{"ok": {"name": "hostile"}}\n',
+    "blank": b'{"ok": {"name": " ", "version": "1"}}\n',
+    "unsupported": b'{"unsupported": true}\n',
+    "refusing": b'{"error": "malformed"}\n',
+}
 PASSED = b'{"unsupported": true}\n'
 FOREVER = 1000.0
 
@@ -53,6 +61,12 @@ def leave_child(_: bytes) -> None:
     os.write(1, PASSED)
 
 
+def hold_output(_: bytes) -> None:
+    """It ends; a child of its own keeps its output open."""
+    subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({FOREVER})"], stderr=subprocess.DEVNULL)
+    sys.exit(4)
+
+
 def late(_: bytes) -> None:
     """An answer behind the answer, when the next question has come already."""
     os.write(1, PASSED)
@@ -69,6 +83,7 @@ FAULTS = {
     "stderr": flood_stderr,
     "trickle": trickle,
     "child": leave_child,
+    "held": hold_output,
     "garbage": lambda _: answer(b"\x1b]0;owned\x07 \xff\n"),
     "deep": lambda _: answer(b"[" * 100_000 + b"\n"),
     "nested": lambda _: answer(b'{"ok": ' + b"[" * 500 + b"]" * 500 + b"}\n"),
@@ -78,6 +93,7 @@ FAULTS = {
     "late": late,
     "mute": lambda _: os.close(1),
     "stay": lambda _: answer(PASSED),
+    "lacking": lambda _: answer(PASSED),
     "code": lambda _: answer(PASSED),
     "last": lambda _: answer(PASSED),
 }
@@ -88,7 +104,7 @@ def main(name: str) -> None:
         os.write(1, b"Server is ready.\n")
     for line in sys.stdin.buffer:
         if line == b'{"op":"client"}\n':
-            os.write(1, FIRST)
+            os.write(1, NAMELESS.get(name, FIRST))
         else:
             FAULTS[name](line)
     match name:

@@ -69,6 +69,31 @@ def test_rows_are_lines_where_json_goes_to_standard_output(capsys: pytest.Captur
     assert lines[-1]["rows"] == lines[:-1]
 
 
-def test_file_that_cannot_be_written_is_told_before_anything_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(LocalError, match="there is no folder"):
-        run_adapter(Choice(["/no/such/program"]), None, tmp_path / "none" / "sheet.xml")
+@pytest.mark.parametrize(
+    ("json_file", "junit", "sentence"),
+    [
+        (None, "none/sheet.xml", "there is no folder"),
+        ("none/sheet.json", None, "there is no folder"),
+        ("", None, "it is a folder"),
+        (None, ".", "it is a folder"),
+        ("sheet", "./sheet", "both name"),
+    ],
+)
+def test_file_that_cannot_be_written_is_told_before_anything_is_asked(
+    json_file: str | None, junit: str | None, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LocalError, match=sentence):
+        run_adapter(Choice(["/no/such/program"]), json_file, None if junit is None else Path(junit))
+
+
+@pytest.mark.parametrize("against", ["", "  ", "a 'b"])
+def test_command_to_compare_with_has_to_be_one(against: str) -> None:
+    with pytest.raises(LocalError, match="--against is"):
+        run_adapter(Choice(["/no/such/program"], fuzz=1, against=against), None, None)
+
+
+def test_client_that_has_no_part_at_all_has_shown_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = [sys.executable, "-I", "-S", str(SCRIPT.with_name("hostile_adapter.py")), "lacking"]
+    assert run_adapter(Choice(lacking, only="hellos", seconds=PATIENT_S), None, None) == Exit.FAILED
+    assert "Nothing was tested" in capsys.readouterr().out

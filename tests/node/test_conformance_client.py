@@ -38,6 +38,7 @@ def rows_by_check(*arguments: str, seconds: float = PATIENT_S) -> dict[str, Row]
         ("trickle", HASTY_S, "gave no answer within 0.4 s"),
         ("exit", PATIENT_S, "ended early with exit code 3; the end of its stderr: first \\x1b[2J words"),
         ("kill", PATIENT_S, "ended early with signal 9"),
+        ("held", PATIENT_S, "ended early with exit code 4"),
         ("flood", PATIENT_S, "wrote a line of more than 1,048,576 bytes"),
         ("garbage", PATIENT_S, "answered with a line that is no JSON: \\x1b]0;owned"),
         ("deep", PATIENT_S, "answered with a line that is no JSON: [[["),
@@ -93,6 +94,14 @@ def test_greeting_leaves_all_untested() -> None:
     assert rows[START].outcome is Outcome.FAIL
     notes = ("no JSON: Server is ready.", "wrote more than 1 answer")  # by how fast the answer follows
     assert any(note in rows[START].note for note in notes)
+    assert {rows[case.name].outcome for case in CASES} == {Outcome.UNTESTED}
+
+
+@pytest.mark.parametrize("first", ["echo", "nobody", "unversioned", "blank", "unsupported", "refusing"])
+def test_client_that_does_not_say_who_it_is_is_not_asked(first: str) -> None:
+    rows = rows_by_check(first)
+    assert rows[START].outcome is Outcome.FAIL
+    assert "did not say who it is" in rows[START].note
     assert {rows[case.name].outcome for case in CASES} == {Outcome.UNTESTED}
 
 

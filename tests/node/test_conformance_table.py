@@ -38,6 +38,26 @@ def test_requirement_is_as_its_worst_check_that_was_made() -> None:
     assert not Sheet("x", "peer", SHEET.rows[:2]).failed
 
 
+@pytest.mark.parametrize(
+    ("rows", "empty"),
+    [
+        ((), True),
+        (SHEET.rows[4:5], True),
+        ((SHEET.rows[0], SHEET.rows[4]), True),  # that it starts says nothing of the protocol
+        (SHEET.rows[:2], False),
+        (SHEET.rows[2:3], False),
+        (SHEET.rows[:1], False),  # mutations have no requirements
+    ],
+)
+def test_sheet_without_a_tested_requirement_is_empty(rows: tuple[Row, ...], empty: bool) -> None:
+    sheet = Sheet("client", "adapter", rows)
+    written = io.StringIO()
+    render(sheet, Console(file=written, width=100))
+    assert sheet.empty is empty
+    assert ("Nothing was tested" in written.getvalue()) is empty
+    assert json.loads(to_json(sheet))["tested"] is not empty
+
+
 def test_json_is_one_line_and_reads_back() -> None:
     text = to_json(Sheet("client", "peer", tuple(row for row in SHEET.rows if "\ud800" not in row.note)))
     assert "\n" not in text
