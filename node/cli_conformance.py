@@ -114,9 +114,13 @@ def adapter(
     junit: JunitFile = None,
 ) -> None:
     from .conformance import Choice, run_adapter
+    from .conformance_stop import called_off_cleanly
 
+    if against is not None and fuzz is None and fuzz_case is None:
+        raise typer.BadParameter("--against compares mutations: give --fuzz N or --fuzz-case N, too.")
     choice = Choice(command, only, vectors, seconds, fuzz, seed, fuzz_case, against)
-    raise typer.Exit(run_adapter(choice, json, junit))
+    with called_off_cleanly():
+        raise typer.Exit(run_adapter(choice, json, junit))
 
 
 PEER_HELP = (
@@ -147,6 +151,7 @@ def peer(
     junit: JunitFile = None,
 ) -> None:
     from .conformance_output import Output
+    from .conformance_stop import called_off_cleanly
 
     names = frozenset(name.strip() for name in (only or "").split(",")) - {""}
     words = target or []
@@ -155,7 +160,9 @@ def peer(
         raise typer.BadParameter(
             f"Give one invite or address, or --wait, or a command after `--` that holds {PLACE}."
         )
-    with Output(json, junit) as output:
+    if run is not None and (wait or is_command):
+        raise typer.BadParameter("--run names the run of a client at an address; here the kit makes the run.")
+    with called_off_cleanly(), Output(json, junit) as output:
         if wait or is_command:
             from .stand import stand
 
