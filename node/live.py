@@ -45,6 +45,8 @@ CHECKS: tuple[Check[Target], ...] = (
 """In the order of play: those of a trainer come late, since they wait for a version."""
 
 RUN_CHARACTERS = 64
+PLAY_S = 1_800.0
+"""Of all checks together: several times what a slow trainer takes."""
 
 Tell = Callable[[Row], None]
 """Takes each row as soon as it is known."""
@@ -137,11 +139,14 @@ async def _aside(check: Check[Target], target: Target, done: Tell) -> None:
 
 async def _in_turn(checks: Sequence[Check[Target]], target: Target, done: Tell) -> None:
     """Until the client has stopped answering, also when asked a second time."""
-    alive = True
+    alive, end = True, trio.current_time() + PLAY_S
     for number, check in enumerate(checks):
-        if not alive and not await target.answers():
+        stopped = "" if alive or await target.answers() else "The client had stopped answering."
+        if trio.current_time() > end:
+            stopped = f"The checks before it took {PLAY_S:g} s; --only plays it alone."
+        if stopped:
             for left in checks[number:]:
-                done(Row(left.name, left.requires, Outcome.UNTESTED, "The client had stopped answering."))
+                done(Row(left.name, left.requires, Outcome.UNTESTED, stopped))
             return
         row = await make(check, target)
         alive = await target.answers()

@@ -27,7 +27,7 @@ from nous_node.protocol.streams import BLOB_PROTOCOL, MAX_BLOB_REPLY, MAX_REQUES
 from . import requests
 from .following import now_ms
 from .frames import FrameError, VarintFrames
-from .gossip import MAX_RPC_BYTES
+from .gossip import MAX_RPC_BYTES, MAX_TOPIC_CHARS
 from .gossip_signing import SIGNING_PREFIX, is_signed
 from .hardening import HardenedHost, build_host
 from .live_check import Failed
@@ -45,6 +45,8 @@ MAX_HEARD = 200_000
 KEPT_BYTES = 64 << 20
 """Of messages whose content is kept, the oldest of which are dropped."""
 MAX_TOPICS = 10_000
+MAX_RPCS = 1_000_000
+"""Some are empty: a client that sends nothing else would keep the kit busy for ever."""
 CONNECTIONS = 8
 """A kit's peer is dialled by nobody."""
 CLOSE_S = 2.0
@@ -61,6 +63,10 @@ class Heard(NamedTuple):
     """Published by the client itself."""
     now: int
     """Unix milliseconds when it came."""
+
+    @property
+    def size(self) -> int:
+        return len(self.topic) + len(self.data)
 
 
 class KitPeer:
@@ -79,6 +85,7 @@ class KitPeer:
         self.total = self.own = self.unsigned = 0
         """Messages that came: all, those that the client published itself, those that break NET-5."""
         self.flooded = False
+        self._rpcs = 0
         self._host, self._target = host, ID.from_base58(target)
         self._signer = Ed25519PrivateKey.from_private_bytes(seed)
         self._seqno = time.time_ns()
@@ -217,14 +224,16 @@ class KitPeer:
         await stream.reset()
 
     async def _receive(self, rpc: Any) -> None:
+        self._rpcs += 1
         for option in rpc.subscriptions:
-            (self.topics.add if option.subscribe else self.topics.discard)(option.topicid)
+            (self.topics.add if option.subscribe else self.topics.discard)(_name(option.topicid))
         for message in rpc.publish:
             self._note(message)
-        self.pruned.difference_update(one.topicID for one in rpc.control.graft)
-        self.pruned.update(one.topicID for one in rpc.control.prune)
-        wanted = [one for ihave in rpc.control.ihave for one in ihave.messageIDs if one not in self._seen]
-        self.flooded |= len(self.topics) + len(self.pruned) > MAX_TOPICS
+        self.pruned.difference_update(_name(one.topicID) for one in rpc.control.graft)
+        self.pruned.update(_name(one.topicID) for one in rpc.control.prune)
+        told = (one for ihave in rpc.control.ihave for one in ihave.messageIDs)
+        wanted = [one for one in told if _digest(one) not in self._seen]
+        self.flooded |= len(self.topics) + len(self.pruned) > MAX_TOPICS or self._rpcs > MAX_RPCS
         self._changed.set()
         self._changed = trio.Event()
         if wanted and self._writer is not None:
@@ -238,7 +247,7 @@ class KitPeer:
             self.flooded = True
             return
         self.total += 1
-        self._seen.add(message.from_id + message.seqno)
+        self._seen.add(_digest(message.from_id + message.seqno))
         self._digests[_digest(message.data)] += 1
         own = message.from_id == self._target.to_bytes()
         self.own += own
@@ -249,12 +258,18 @@ class KitPeer:
 
     def _keep(self, message: Heard) -> None:
         self.kept.append(message)
-        self._bytes += len(message.data)
+        self._bytes += message.size
         while self._bytes > KEPT_BYTES:
-            self._bytes -= len(self.kept.popleft().data)
+            self._bytes -= self.kept.popleft().size
+
+
+def _name(topic: str) -> str:
+    """As much of a topic's name as shows that it is too long."""
+    return topic[: MAX_TOPIC_CHARS + 1]
 
 
 def _digest(data: bytes) -> bytes:
+    """What is kept of content and message ids, which may be long."""
     return hashlib.sha256(data).digest()
 
 

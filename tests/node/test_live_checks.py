@@ -26,18 +26,14 @@ from nous_node.node import (
     uploads,
 )
 from nous_node.node.conformance_table import Outcome, Sheet
-from nous_node.node.live_check import ANY, TRAINER, Check, Failed, make
-from nous_node.node.live_forgery import new_identity
+from nous_node.node.live_check import ANY, TRAINER, Check
 from nous_node.node.muxer_stream import MuxerStream
 from nous_node.node.network import Network
-from nous_node.node.network_errors import AddressError, UnreachableError
 from nous_node.node.offences import MAX_OFFENCES
 from nous_node.node.runfolder import RunFolder
 from nous_node.protocol.encoding import encode, read
-from nous_node.protocol.errors import Code, LocalError, RemoteError
 from nous_node.protocol.gossip import Verdict
-from nous_node.protocol.identity import Identity, peer_id
-from nous_node.protocol.runs import Invite
+from nous_node.protocol.identity import Identity
 from nous_node.protocol.streams import (
     BLOB_PROTOCOL,
     HAVE_PROTOCOL,
@@ -357,44 +353,7 @@ async def test_a_client_that_exits_is_a_row_and_not_the_end_of_the_kit(client: C
     assert [row.outcome for row in sheet.rows] == [Outcome.FAIL, Outcome.UNTESTED, Outcome.UNTESTED]
 
 
-async def test_a_check_ends_with_its_deadline_and_whatever_it_raises_is_a_row() -> None:
-    async def hangs(target: None) -> str:
-        await trio.sleep_forever()
-        return ""
-
-    async def breaks(target: None) -> str:
-        async with trio.open_nursery():
-            raise Failed("in a nursery")
-
-    async def wrong(target: None) -> str:
-        raise RemoteError(Code.WRONG_TYPE, "no map")
-
-    rows = [
-        await make(Check("x", ("NET-1",), ANY, 0.05, False, play), None) for play in (hangs, breaks, wrong)
-    ]
-    assert {row.outcome for row in rows} == {Outcome.FAIL}
-    assert "not over within 0.05 s" in rows[0].note
-    assert [row.note for row in rows[1:]] == ["in a nursery", "no map"]
-
-
-# What is given
-
-
-def test_what_is_no_client_is_said_in_words() -> None:
-    address = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id(new_identity().key)}"
-    nobody = Invite(bytes(32), [address]).to_text()
-    with pytest.raises(UnreachableError, match="Cannot reach"):
-        live.play(nobody, None, (), print)
-    with pytest.raises(AddressError, match="It looks like /ip4/"):
-        live.play("localhost:4001", None, (), print)
-    with pytest.raises(LocalError, match="64 hexadecimal digits"):
-        live.play(address, "abc", (), print)
-    with pytest.raises(LocalError, match="another run than --run"):
-        live.play(nobody, "11" * 32, (), print)
-    with pytest.raises(LocalError, match="No live check is called 'NET-99'"):
-        live.play(nobody, None, ["NET-99"], print)
-    with pytest.raises(RemoteError, match="no valid invite"):
-        live.play("nous1junk", None, (), print)
+# The list
 
 
 def rows_of(section: str) -> list[list[str]]:
