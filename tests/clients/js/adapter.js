@@ -1,22 +1,27 @@
 // The adapter of chapter 14: questions as JSON lines on stdin, answers on stdout.
 import { readFileSync } from 'node:fs'
 import { createInterface } from 'node:readline'
-import { applyDelta, checkChain, checkChunk, chunksOf, entryOf, readSafetensors, widen } from './checkpoints.js'
+import { applyDelta, checkChain, checkChunk, chunkOf, chunksOf, readSafetensors, widen } from './checkpoints.js'
+import { hex, keyOf, openEnvelope, preimage, sha256, verify } from './envelopes.js'
+import { entryOf, frame as framed, openEquivocation, peerIdOf, readEntry, secretOf, unframe,
+  weightsHash } from './frames.js'
+import { distance, limitAt, verify as measure } from './figures.js'
+import { openReferenced, readGroup, readHello, readReference, unplanes } from './groups.js'
 import { answered, largest } from './home.js'
 import { Real, Refused, decode, encode, must } from './msgpack.js'
-import { assign, choose, distance, keystream, limitAt, loadPolicy, sortDigits, taskSeed, textOf, tokensOf, uniforms,
-  verify as measure } from './policy.js'
-import { filesHash, frame as framed, hex, keyOf, openBlob, openCheckpoint, openEnvelope, openEquivocation, openReceipts,
-  openReferenced, openRun, peerIdOf, planes as planesOf, printable, read, readBitmap, readGroup, readInvite,
-  readReference, secretOf, sha256, shardOf, topics, unframe, unplanes, verify, weightsHash, write,
-  writeBitmap } from './structures.js'
+import { loadPolicy } from './policy.js'
+import { pack } from './shapes.js'
+import { filesHash, openCheckpoint, openReceipts, openRun, printable,
+  readBitmap, readCheckpoint, readInvite, readRun, shardOf, topics, writeBitmap } from './structures.js'
+import { assign, choose, keystream, planes as planesOf, sortDigits, taskSeed, textOf, tokensOf,
+  uniforms } from './tasks.js'
 
 const HEX = ['beacon', 'body', 'bytes', 'checkpoint', 'data', 'delta', 'entry', 'envelope', 'frame', 'hash', 'have',
   'key', 'manifest', 'parent', 'planes', 'proof', 'reply', 'run', 'seed', 'signature']
 const bytesOf = (value) => typeof value === 'string' ? Buffer.from(value, 'hex')
   : Buffer.concat(value.map(([piece, count]) => Buffer.alloc(piece.length / 2 * count, piece, 'hex')))
 const numbers = (list, absent) => list.map((value) => value ?? absent)
-const ofRun = ({ manifest }) => read('run-manifest', manifest)
+const ofRun = ({ manifest }) => readRun(manifest)
 
 function tagged(value) {
   if (value === null || typeof value === 'boolean') return value
@@ -56,9 +61,9 @@ const OPS = {
   },
   signatures: ({ key, message, signature }) => verify(key, bytesOf(message), signature),
   envelopes({ envelope, now }) {
-    const { value, content, signed, ...opened } = openEnvelope(envelope, { now: now ?? undefined })
-    const preimage = Buffer.concat([Buffer.from('nous/envelope/1\0'), signed])
-    return { ...opened, head: tagged(value), signed, preimage, content_sha256: sha256(content) }
+    const { content, signed, ...opened } = openEnvelope(envelope, { now: now ?? undefined })
+    const told = { head: tagged(decode(signed)), preimage: preimage(signed), content_sha256: sha256(content) }
+    return { ...opened, signed, ...told }
   },
   streams({ message, frame }) {
     unframe(message, frame)
@@ -69,7 +74,8 @@ const OPS = {
     const held = readBitmap(have, chunks)
     return { held, have: writeBitmap(held, chunks) }
   },
-  blobs: ({ hash, reply }) => ({ request: framed('blob-request', { hash }), data: openBlob(hash, reply) }),
+  blobs: ({ hash, reply }) => (
+    { request: framed(pack({ hash })), data: chunkOf(unframe('blob-reply', reply), hash) }),
   shards: ({ key, shards }) => ({ shard: shardOf(key, shards) }),
   runs({ envelope, run }) {
     const { content } = openRun(envelope, run), { rollouts, checkpoints, receipts } = topics(run)
@@ -109,11 +115,11 @@ const OPS = {
   },
   chunks: ({ data, hash }) => ({ data: checkChunk(hash, data) }),
   trees({ entry, data }) {
-    const file = read('file-entry', entry)
+    const file = readEntry(entry)
     checkFile(file, data)
-    return { entry: write('file-entry', entryOf(file.path, data, file.chunk)) }
+    return { entry: entryOf(file.path, data, file.chunk) }
   },
-  chains: ({ manifest, chain }) => void checkChain(read('checkpoint-manifest', manifest), chain.map(bytesOf)),
+  chains: ({ manifest, chain }) => void checkChain(readCheckpoint(manifest), chain.map(bytesOf)),
   equivocations: (q) => openEquivocation(q.proof, q.run, ofRun(q)),
   deltas({ parent, delta, tensors }) {
     const hashes = new Map(Object.entries(tensors).map(([name, hash]) => [name, bytesOf(hash)]))
@@ -127,7 +133,7 @@ const OPS = {
       return { h: largest(answers) }
     }) }
   },
-  hellos: ({ body }) => read('hello', body) && { body: encode(decode(body)) },
+  hellos: ({ body }) => readHello(body) && { body: encode(decode(body)) },
   'sort-digits'({ seed, length, level }) {
     const { prompt, solution } = sortDigits.task(seed, length, level)
     return { prompt, tokens: tokensOf(prompt), solution }

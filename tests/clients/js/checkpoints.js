@@ -1,6 +1,7 @@
 // Files of a checkpoint (chapter 09): chunks, chains, safetensors, deltas.
+import { same, sha256, unzip } from './envelopes.js'
 import { Refused, must } from './msgpack.js'
-import { read, same, sha256, unzip } from './structures.js'
+import { readCheckpoint, readDeltaHeader } from './structures.js'
 
 const WIDTHS = { BOOL: 1, U8: 1, I8: 1, F8_E4M3: 1, F8_E5M2: 1, F8_E8M0: 1, U16: 2, I16: 2, F16: 2, BF16: 2, U32: 4,
   I32: 4, F32: 4, U64: 8, I64: 8, F64: 8, C64: 8 }
@@ -13,20 +14,20 @@ export function checkChunk(hash, data, length = data.length) {
   must(same(sha256(data), hash), 'hash-mismatch')
   return data
 }
+/** STR-3: the chunk of a reply; its `length` where it is known. */
+export function chunkOf({ data, error }, hash, length = data?.length) {
+  must(data !== undefined, error === 'busy' ? 'busy' : 'not-found')
+  return checkChunk(hash, data, length)
+}
 /** The chunks of a file entry in their order. */
 export function chunksOf({ size, chunk, chunks }) {
   must(chunks.length === 32 * Math.ceil(size / chunk), 'size-mismatch')
   return Array.from({ length: chunks.length / 32 }, (_, i) =>
     ({ hash: chunks.subarray(32 * i, 32 * i + 32), length: Math.min(chunk, size - i * chunk) }))
 }
-/** The entry of a file with this content. */
-export function entryOf(path, data, chunk) {
-  const hash = (_, i) => sha256(data.subarray(i * chunk, (i + 1) * chunk)), length = Math.ceil(data.length / chunk)
-  return { path, size: data.length, chunk, chunks: Buffer.concat(Array.from({ length }, hash)) }
-}
 /** The manifests of a delta's chain, from what was fetched for their hashes (CKP-14). */
 export const checkChain = ({ version, chain = [] }, fetched) => chain.map((hash, i) => {
-  const element = read('checkpoint-manifest', checkChunk(hash, fetched[i])), before = element.chain ?? []
+  const element = readCheckpoint(checkChunk(hash, fetched[i])), before = element.chain ?? []
   must(BigInt(element.version) + BigInt(chain.length - i) === BigInt(version) && element.kind === 'full' === (i === 0))
   must(before.length === i && before.every((one, j) => same(one, chain[j])))
   return element
@@ -112,7 +113,7 @@ function readDelta(bytes, tensors) {
   let at = 17 + file.readUInt32BE(13)
   must(at <= 17 + MAX_HEADER, 'oversize')
   must(at <= file.length, 'size-mismatch')
-  const records = [...read('delta-header', file.subarray(17, at)).tensors].flatMap(([name, list]) => {
+  const records = [...readDeltaHeader(file.subarray(17, at)).tensors].flatMap(([name, list]) => {
     const tensor = tensors.get(name)
     must(tensor)
     return list.map(({ segment, encoding, size }, i) => {

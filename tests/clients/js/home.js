@@ -2,6 +2,7 @@
 import { createPrivateKey, generateKeyPairSync } from 'node:crypto'
 import { existsSync, mkdirSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from 'node:fs'
 import { dirname, join } from 'node:path'
+import { keyOf } from './envelopes.js'
 
 const AHEAD = 16 // versions that an answer may be newer than the newest known one: it crosses them on its way
 /** HEL-2: `answers` are versions by trainer, and one that was `kept` from an earlier start, behind a trainer's word `h`
@@ -13,6 +14,14 @@ export function answered({ kept, ...answers }, trainer, h, newest) {
 }
 export const largest = (answers) => Object.values(answers).reduce((a, b) => a === null ? b : Math.max(a, b), null)
 
+function runs(pid) {
+  try {
+    return process.kill(pid, 0)
+  } catch ({ code }) {
+    return code === 'EPERM' // it is somebody else's
+  }
+}
+
 export class Home {
   constructor(folder) { this.path = (name) => join(folder, name) }
   read(name) { return existsSync(this.path(name)) ? readFileSync(this.path(name)) : undefined }
@@ -23,10 +32,18 @@ export class Home {
     writeFileSync(this.path(`${name}.part`), bytes, { mode: 0o600, flush: true })
     renameSync(this.path(`${name}.part`), this.path(name))
   }
+  /** Two clients of one key would use a `seq` twice (ENV-9). The number of the process that holds this home, if that
+   * is another one that runs: a lock that was left by a crash holds nobody off. */
+  lock() {
+    const owner = Number(this.read('lock') ?? process.pid)
+    if (owner !== process.pid && runs(owner)) return owner
+    this.write('lock', String(process.pid))
+    process.once('exit', () => this.remove('lock'))
+  }
   identity() { // the one key of libp2p and envelopes, made where there is none
     const make = () => generateKeyPairSync('ed25519').privateKey.export({ type: 'pkcs8', format: 'pem' })
     if (!this.read('key.pem')) this.write('key.pem', make())
-    const secret = createPrivateKey(this.read('key.pem')), { d, x } = secret.export({ format: 'jwk' })
-    return { secret, seed: Buffer.from(d, 'base64url'), key: Buffer.from(x, 'base64url') }
+    const secret = createPrivateKey(this.read('key.pem')), { d } = secret.export({ format: 'jwk' })
+    return { secret, seed: Buffer.from(d, 'base64url'), key: keyOf(secret) }
   }
 }

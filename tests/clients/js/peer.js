@@ -8,6 +8,7 @@ import { identify } from '@libp2p/identify'
 import { tcp } from '@libp2p/tcp'
 import { multiaddr } from '@multiformats/multiaddr'
 import { createLibp2p } from 'libp2p'
+import { pack } from './shapes.js'
 
 Promise.withResolvers ??= function () { // libp2p asks for it, Node.js 20 lacks it
   const ends = {}
@@ -81,20 +82,25 @@ export class Peer {
     const came = (id) => this.host.getConnections(id).every(({ direction }) => direction === 'inbound')
     return this.host.getPeers().sort((a, b) => came(a) - came(b))
   }
-  async ask(id, protocol, request, limit, seconds) {
+  /** The reply of a peer to one request of a protocol. */
+  async ask(id, { protocol, reply, seconds }, request) {
     const stream = await this.host.getConnections(id)[0].newStream(protocol, within(seconds))
-    const answer = writeFrame(stream, request).then(() => readFrame(stream, limit, seconds))
-    return answer.finally(() => stream.abort(new Error('done')))
+    const answer = writeFrame(stream, pack(request)).then(() => readFrame(stream, reply.limit, seconds))
+    return reply(await answer.finally(() => stream.abort(new Error('done'))))
   }
   /** `answer(request, open)` makes replies; `open` are under way. Bitmaps that cannot be end the connection (STR-4). */
-  serve(protocol, limit, most, answer) {
+  serve({ protocol, request, most }, answer) {
     let open = 0
     return this.host.handle(protocol, async (stream, { remotePeer }) => {
       open++
-      try { await writeFrame(stream, answer(await readFrame(stream, limit, 10), open)) } catch (error) {
+      try {
+        await writeFrame(stream, pack(answer(request(await readFrame(stream, request.limit, 10)), open)))
+      } catch (error) {
         stream.abort(error)
         if (error.code === 'size-mismatch') this.drop(remotePeer)
-      } finally { open-- }
+      } finally {
+        open--
+      }
     }, { maxInboundStreams: most })
   }
   async publish(topic, data) { // false where nobody listens
