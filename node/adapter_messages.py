@@ -14,6 +14,7 @@ from nous_node.protocol.envelope import unseal
 from nous_node.protocol.equivocation import open_equivocation
 from nous_node.protocol.errors import Code, RemoteError
 from nous_node.protocol.gossip import (
+    MAX_HELLO,
     GossipView,
     Judgement,
     judge_checkpoint,
@@ -284,7 +285,7 @@ class Body(Ask, frozen=True):
 
 
 def hello(ask: Body) -> Answer:
-    read(ask.body, receipts.Hello, ROOM)
+    read(ask.body, receipts.Hello, MAX_HELLO)
     return {"body": encode(decode(ask.body, ROOM)).hex()}
 
 

@@ -51,6 +51,7 @@ def receipts() -> list[dict[str, Any]]:
     ]
     bad: list[tuple[str, str, Any]] = [
         ("a state of its own", "RCP-2", {"items": [], "standings": [[ALICE.key, "king", *standing[2:]]]}),
+        ("a code in upper case", "RCP-2", {"items": [[*refusal[:3], "Stale", None, None, 0]]}),
         ("a standing without its end", "RCP-2", {"items": [], "standings": [standing[:-1]]}),
         ("a negative debit", "RCP-2", {"items": [], "standings": [[*standing[:5], -1, *standing[6:]]]}),
         ("an answer without its version", "HEL-2", {"items": [], "known": [[ALICE.key]]}),
@@ -92,6 +93,13 @@ def receipts() -> list[dict[str, Any]]:
     ]
 
 
+def _hello_of(size: int) -> bytes:
+    """A hello of so many bytes, with a key that no revision knows."""
+    known = plain(Hello("vectors/1", ENGINE))
+    missing = size - len(encode({**known, "later": bytes(256)}))
+    return encode({**known, "later": bytes(256 + missing)})
+
+
 def hellos() -> list[dict[str, Any]]:
     body = Hello("vectors/1", ENGINE).to_bytes()
     return [
@@ -100,6 +108,8 @@ def hellos() -> list[dict[str, Any]]:
         case("64 characters beyond the basic plane: 128 units of UTF-16", "HEL-1", "valid", body=Hello("\U0001f600" * 64, ENGINE).to_bytes().hex()),
         case("65 characters beyond the basic plane", "HEL-1", "invalid", body=Hello("\U0001f600" * 65, ENGINE).to_bytes().hex(), code="wrong-type"),
         case("65 characters of agent", "HEL-1", "invalid", body=Hello("a" * 65, ENGINE).to_bytes().hex(), code="wrong-type"),
+        case("4,096 bytes", "HEL-1", "valid", body=_hello_of(4_096).hex()),
+        case("4,097 bytes", "HEL-1", "invalid", body=_hello_of(4_097).hex(), code="oversize"),
         case("without an engine", "HEL-1", "invalid", body=encode({"agent": "x"}).hex(), code="wrong-type"),
         case("a number as agent", "HEL-1", "invalid", body=encode({**plain(Hello("", ENGINE)), "agent": 1}).hex(), code="wrong-type"),
     ]  # fmt: skip

@@ -16,6 +16,11 @@ from nous_node.protocol.rollouts import Role, Segment, pack_floats, pack_tokens
 replace = msgspec.structs.replace
 
 
+HALVES = [sign * 2.0**-24 * number for sign in (1, -1) for number in (0, 1, 2, 1023, 1024, 1025, 2047, 2048)]
+HALVES += [65504.0, 65472.0, -65504.0, 32768.0, 32752.0, 1.0, 1.0 + 2.0**-10, 1.0 - 2.0**-11]
+"""Where the exponent of a half changes, or ends."""
+
+
 def arrays() -> list[dict[str, Any]]:
     tokens = [[], [0], [258], [1, 2, 3, 4], [0x01020304, 0xFFFFFFFF, 0, 65_536]]
     floats = [[], [0.0], [-0.5, -1.25], [-math.log(2.0)], [-1e-30, -100.0, -0.0]]
@@ -24,13 +29,15 @@ def arrays() -> list[dict[str, Any]]:
         for values in tokens
     ]
     for form, code in (("f32", "f"), ("f16", "e")):
-        for values in floats:
+        for values in (*floats, HALVES):
             exact = list(
                 struct.unpack(f"<{len(values)}{code}", struct.pack(f"<{len(values)}{code}", *values))
             )
             good.append(
                 case(
-                    "floats",
+                    "floats"
+                    if values is not HALVES
+                    else "zeros, the smallest, largest and next to them of 16 bits",
                     "ROL-10",
                     "valid",
                     form=form,

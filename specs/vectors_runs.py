@@ -56,6 +56,10 @@ def runs() -> list[dict[str, Any]]:
                 replace(MANIFEST, name="\U0001f600" * 256).to_bytes(),
             ),
             ("an empty conversation format: none", "RUN-5", encode({**plain(MANIFEST), "chat": ""})),
+            *(
+                (f"{where}, as much as there may be", "RUN-5", encode({**plain(MANIFEST), **changes}))
+                for where, changes in _largest(0).items()
+            ),
             (
                 "no refusals, no order among the figures of a bound",
                 "RUN-5",
@@ -69,6 +73,20 @@ def runs() -> list[dict[str, Any]]:
         )
     ]
     return good + _bad_runs()
+
+
+def _largest(beyond: int) -> dict[str, dict[str, Any]]:
+    """Changes of a manifest that bring something to its limit, or beyond."""
+    entry, sampling = plain(MANIFEST.environments[0]), plain(MANIFEST.sampling)
+    keys = [hashlib.sha256(bytes([number])).digest() for number in range(64 + beyond)]
+    return {
+        "samples of a group": {"group": 1_024 + beyond},
+        "staleness": {"staleness": 8 + beyond},
+        "shards": {"shards": 65_536 + beyond},
+        "stop tokens": {"sampling": {**sampling, "stop": list(range(64 + beyond))}},
+        "trainers": {"trainers": keys},
+        "the weight of an environment": {"environments": [{**entry, "weight": 1_000_000 + beyond}]},
+    }
 
 
 def _bad_runs() -> list[dict[str, Any]]:
@@ -124,6 +142,11 @@ def _bad_runs() -> list[dict[str, Any]]:
         )
         for data in [encode({**whole, **changes})]
     ]  # fmt: skip
+    large = [
+        _run_case(f"{where}, one too many", "RUN-5", data, run_id(data), "wrong-type")
+        for where, changes in _largest(1).items()
+        for data in [encode({**whole, **changes})]
+    ]
     names = [
         _run_case(f"an empty {where}", "RUN-5", data, run_id(data), "wrong-type")
         for where, changes in (
@@ -139,6 +162,7 @@ def _bad_runs() -> list[dict[str, Any]]:
         *bad,
         *nil,
         *ranges,
+        *large,
         *names,
         _run_case("a later protocol of another shape", "RUN-3", later, run_id(later), "unsupported-version"),
         _run_case("protocol with a third element", "RUN-5", three, run_id(three), "wrong-type"),
@@ -186,6 +210,11 @@ WHITE = (
 ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{TRAINER.peer_id}"
 
 
+def _address(length: int) -> str:
+    """One of so many bytes."""
+    return "/dns4/" + "a" * (length - len("/dns4/" + ADDRESS)) + ADDRESS
+
+
 def _invite(value: object, check: bytes | None = None) -> str:
     payload = value if isinstance(value, bytes) else encode(value)
     digest = check if check is not None else hashlib.sha256(payload).digest()[:4]
@@ -204,6 +233,7 @@ def invites() -> list[dict[str, Any]]:
         ("three addresses, one behind a relay", three.to_text(), three),
         ("white space anywhere is dropped", broken, one),
         ("an unknown key is ignored", extended, one),
+        ("an address of 256 bytes", Invite(RUN, [_address(256)]).to_text(), Invite(RUN, [_address(256)])),
         ("every kind of Unicode white space is dropped", "".join(WHITE[number % len(WHITE)] + sign for number, sign in enumerate(text)), one),
     ]  # fmt: skip
     positive = [
@@ -250,7 +280,8 @@ def _bad_invites(text: str) -> list[tuple[str, str, str]]:
         ("a control character that is no white space", "INV-1", text[:30] + "\x1c" + text[30:]),
         ("a zero-width space, which is no white space", "INV-1", text[:30] + "\u200b" + text[30:]),
         ("a byte order mark, which is no white space", "INV-1", "\ufeff" + text),
-        ("an address of 257 bytes", "INV-3", _invite({"addresses": ["/" + "a" * 200 + ADDRESS], "run": RUN})),
+        ("an address of 257 bytes", "INV-3", _invite({"addresses": [_address(257)], "run": RUN})),
+        ("a peer id with a sign that base58 has not", "INV-3", _invite({"addresses": [ADDRESS[:-1] + "0"], "run": RUN})),
         ("more than 2,048 characters", "INV-4", _invite({"addresses": ["/" + "a" * 150 + ADDRESS] * 8, "run": RUN})),
     ]  # fmt: skip
 
