@@ -33,6 +33,10 @@ SMALL: Final = 8_192
 """Bytes of an input that comes as often as any other; larger ones take their time, and come less often."""
 OPENED: Final = 4
 """How much more often an input that is opened comes."""
+MOST_OF_OP: Final = 8.0
+"""Weight of an op of which there are many inputs: more of them bring no more rules."""
+RICH: Final = {"encoding": 2.0, "runs": 2.0, "rollouts": 2.0, "checkpoints": 2.0}
+"""How much more often ops come whose structures have the most rules."""
 KIN: Final = 0.7
 """How often an input is spliced with one of the same op."""
 MAX_ROWS: Final = 100
@@ -140,6 +144,8 @@ class Mutations:
     inputs: Sequence[Input]
     seed: int
     by_op: dict[str, list[Input]] = field(default_factory=dict)
+    weights: list[float] = field(default_factory=list)
+    """Of the ops: those with more vectors come more often, but not by as much."""
     others: list[bytes] = field(default_factory=list)
     kin: dict[str, list[bytes]] = field(default_factory=dict)
     """Inputs of the same op, which fit together more often."""
@@ -151,12 +157,14 @@ class Mutations:
             if len(one.layers[-1]) <= SMALL:
                 self.others.append(one.layers[-1])
                 own.append(one.layers[-1])
+        self.weights = [
+            min(MOST_OF_OP, math.sqrt(len(group))) * RICH.get(name, 1.0) for name, group in self.by_op.items()
+        ]
 
     def make(self, number: int) -> tuple[Input, dict[str, Json]]:
-        """Case `number`: ops with more vectors come more often, but not by as much."""
+        """Case `number`."""
         entropy = Random(f"{self.seed}:{number}")
-        names = list(self.by_op)
-        (name,) = entropy.choices(names, [math.sqrt(len(self.by_op[name])) for name in names])
+        (name,) = entropy.choices(list(self.by_op), self.weights)
         group = self.by_op[name]
         (chosen,) = entropy.choices(group, [one.weight for one in group])
         others = self.kin[name] if entropy.random() < KIN else self.others

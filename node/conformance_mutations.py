@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Final
 
@@ -22,8 +23,8 @@ GRAFTED: Final = 0.15
 """How often a part of another message is put in."""
 RUN: Final = 8
 """Bytes that one mutation inserts or deletes, at most."""
-DEPTH: Final = 40
-"""Levels of arrays around a value: more than any reader follows."""
+DEPTHS: Final = (1, 1, 2, 3, 4, 5, 6, 7, 8, 40)
+"""Levels of arrays around a value: up to the limit and a little beyond, or far."""
 
 NIL: Final = b"\xc0"
 TELLING: Final = tuple(
@@ -43,14 +44,33 @@ TELLING: Final = tuple(
 """Values at the ends of ranges, in right and in wrong forms, and headers that are none."""
 
 
-LIMITS: Final = tuple(
-    sorted({(1 << bits) + near for bits in range(33) for near in (-1, 0, 1)} | {16_000_000, 4_195_328})
+_POWERS: Final = (*range(9), 10, 12, 14, 15, 16, 20, 22, 24, 26, 31, 32, 42, 63)
+LIMITS: Final = (
+    *sorted({(1 << bits) + near for bits in _POWERS for near in (-1, 0, 1)}),
+    *(number + near for number in (1_000_000, 8_000_000, 16_000_000) for near in (0, 1)),
+    *(-2, -32, -33, -128, -129, -32768, -32769, -(1 << 31), -(1 << 31) - 1, -(1 << 63)),
 )
-"""Numbers at which messages have their limits: powers of two, nearly all of them."""
-LENGTHS: Final = (0, 1, 16, 31, 32, 33, 63, 64, 65, 128, 255, 256, 257, 1024, 4096)
+"""Numbers at which messages and msgpack's forms have their limits."""
+REALS: Final = (0.0, -0.0, 5e-324, 1.0, 1.0 + 2**-52, -1.0, 1e6, 1e6 + 2**-33, -1e6, 1.7e308)
+"""Those of reals."""
+LENGTHS: Final = (0, 1, 16, 31, 32, 33, 63, 64, 65, 128, 255, 256, 257, 1024, 4095, 4096, 4097, 65535, 65536)
 """Of texts and bytes: limits of the messages, and those of msgpack's headers."""
+COUNTS: Final = (0, 1, 2, 8, 9, 15, 16, 17, 64, 65, 256, 1024, 1025, 4096, 4097, 16384, 16385, 65535, 65536)
+"""Of entries, likewise."""
+FILL_BYTES: Final = 1 << 17
+"""Bytes that so many entries may take: large questions take their time."""
+KEY_BYTES: Final = 7
+"""Of a key that is made up."""
+WIDENED: Final = 0.2
+"""How often what has been put at a limit gets a longer header than it needs."""
+_UNSIGNED: Final = ((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8))
+_SIGNED: Final = ((0xD0, 1), (0xD1, 2), (0xD2, 4), (0xD3, 8))
+_TEXTS: Final = ((0xD9, 1), (0xDA, 2), (0xDB, 4))
+_BINS: Final = ((0xC4, 1), (0xC5, 2), (0xC6, 4))
 CHARACTERS: Final = ("a", "é", "\uffff", "\0", "\U0001f600", "\U0010ffff")
 """Of one to four bytes, and of one or two units where a language counts text in UTF-16."""
+INSERTED: Final[tuple[str, ...]] = (*CHARACTERS, *"AZ0Il./-_: \n\x7f\u202e", "")
+"""Those, others that the forms of texts have or forbid, and none."""
 
 
 def mutated(data: bytes, entropy: Random, others: Sequence[bytes]) -> bytes:
@@ -157,20 +177,35 @@ def _text(data: bytes, entropy: Random) -> bytes:
     """With another character, which is still text."""
     text = data.decode(errors="replace")
     at = entropy.randrange(len(text) + 1)
-    inserted = entropy.choice((*CHARACTERS, "", "A", ".", "-", " ", "\n", "\x7f", "\u202e"))
+    inserted = entropy.choice(INSERTED)
     return (text[:at] + inserted + text[at + entropy.randrange(2) :]).encode()
 
 
 def _limit(parent: Branch, index: int, entropy: Random) -> None:
-    """A number at a limit, in its shortest form."""
-    number = entropy.choice(LIMITS)
-    if number < 128:
-        parent.items[index] = Leaf(bytes([number]))
-        return
-    form, width = next(
-        (one for one in ((0xCC, 1), (0xCD, 2), (0xCE, 4)) if number < 1 << 8 * one[1]), (0xCF, 8)
-    )
-    parent.items[index] = Leaf(bytes([form]) + number.to_bytes(width, "big"))
+    """A number at a limit, mostly in its shortest form."""
+    shortest, *longer = _forms(entropy.choice(LIMITS))
+    widened = longer and entropy.random() < WIDENED
+    parent.items[index] = Leaf(entropy.choice(longer) if widened else shortest)
+
+
+def _forms(number: int) -> list[bytes]:
+    """An integer as msgpack can write it, the shortest form first."""
+    forms = [number.to_bytes(1, "big", signed=True)] if -32 <= number < 128 else []
+    for heads, signed in ((_UNSIGNED, False), (_SIGNED, True)):
+        for head, width in heads:
+            with suppress(OverflowError):
+                forms.append(bytes([head]) + number.to_bytes(width, "big", signed=signed))
+    return forms
+
+
+def _integer(data: bytes) -> int | None:
+    """The integer that is written so."""
+    first = data[0]
+    if len(data) == 1 and (first < 0x80 or first >= 0xE0):
+        return int.from_bytes(data, "big", signed=True)
+    if 0xCC <= first <= 0xD3:
+        return int.from_bytes(data[1:], "big", signed=first >= 0xD0)
+    return None
 
 
 def _numbers(parent: Branch, index: int, entropy: Random) -> None:
@@ -192,15 +227,45 @@ def _stretch(parent: Branch, index: int, entropy: Random) -> None:
     node = parent.items[index]
     if isinstance(node, Blob):
         length = entropy.choice(LENGTHS)
-        text = (entropy.choice(CHARACTERS) * length).encode()
-        node.data = text if node.text else (node.data or b"\0")[:1] * length
+        node.data = _long_text(node.data, length, entropy) if node.text else _long(node.data, length)
+        if entropy.random() < WIDENED:
+            _widen(parent, index, entropy)
+
+
+def _long(data: bytes, length: int) -> bytes:
+    """So many bytes, the first ones as they were."""
+    return data[:length] + (data or b"\0")[:1] * (length - len(data))
+
+
+def _long_text(data: bytes, length: int, entropy: Random) -> bytes:
+    """So many characters: all the same, or with the text around them, whose form may be right then."""
+    text, character = data.decode(errors="replace"), entropy.choice(CHARACTERS)
+    if entropy.random() < 0.5 or len(text) >= length:
+        return (character * length).encode()
+    at = entropy.randrange(len(text) + 1)
+    return (text[:at] + character * (length - len(text)) + text[at:]).encode()
+
+
+def _fill(parent: Branch, index: int, entropy: Random) -> None:
+    """Another number of entries: of those that are there, then of copies; a map's get keys of their own."""
+    node = parent.items[index]
+    branch = node if isinstance(node, Branch) and node.items else parent
+    count = entropy.choice(COUNTS)
+    copy = Leaf(written(branch.items[-1]))  # its bytes: what is changed later is changed in one place
+    missing = count - len(branch.items) // branch.step
+    if missing * (len(copy.data) + KEY_BYTES * branch.is_map) > FILL_BYTES:
+        return
+    for number in range(missing):
+        branch.items += [Blob(True, b"z%05d" % number), copy] if branch.is_map else [copy]
+    del branch.items[max(0, count) * branch.step :]
+    branch.wide = branch.wide or int(entropy.random() < WIDENED)
 
 
 def _number(data: bytes, entropy: Random) -> bytes:
     """Near the one before, or any other of its form."""
     if data[0] == 0xCB:
         value = struct.unpack(">d", data[1:])[0]
-        near = (-value, value * 2, value + 1, value / 3, entropy.uniform(-1e3, 1e3))
+        near = (-value, value * 2, value + 1, value / 3, entropy.uniform(-1e3, 1e3), *REALS)
         return b"\xcb" + struct.pack(">d", entropy.choice(near))
     if len(data) == 1:
         return bytes([data[0] ^ 1 << entropy.randrange(8)])
@@ -214,12 +279,13 @@ def _widen(parent: Branch, index: int, entropy: Random) -> None:
     if isinstance(node, Branch):
         node.wide = entropy.randint(1, 2)
     elif isinstance(node, Blob):
-        first = (0xDA if node.text else 0xC5) + entropy.randrange(2)
-        width = 2 if first in (0xDA, 0xC5) else 4
-        parent.items[index] = Leaf(bytes([first]) + len(node.data).to_bytes(width, "big") + node.data)
-    elif node.data[0] < 0x80:
-        form, width = entropy.choice(((0xCC, 1), (0xCD, 2), (0xCE, 4), (0xCF, 8), (0xD0, 1), (0xD3, 8)))
-        parent.items[index] = Leaf(bytes([form]) + node.data.rjust(width, b"\0"))
+        size, own = len(node.data), len(written(node))
+        heads = [(head, width) for head, width in (_TEXTS if node.text else _BINS) if 1 + width + size > own]
+        if heads:
+            head, width = entropy.choice(heads)
+            parent.items[index] = Leaf(bytes([head]) + size.to_bytes(width, "big") + node.data)
+    elif (number := _integer(node.data)) is not None and len(forms := _forms(number)) > 1:
+        parent.items[index] = Leaf(entropy.choice(forms[1:]))
 
 
 def _entry(parent: Branch, index: int) -> slice:
@@ -275,7 +341,7 @@ def _copy(parent: Branch, index: int, entropy: Random) -> None:
 
 def _nest(parent: Branch, index: int, entropy: Random) -> None:
     node = parent.items[index]
-    for _ in range(entropy.choice((1, 1, 2, 12, DEPTH))):
+    for _ in range(entropy.choice(DEPTHS)):
         node = Branch(False, [node])
     parent.items[index] = node
 
@@ -293,9 +359,13 @@ _TREE: Final[tuple[Callable[[Branch, int, Random], None], ...]] = (
     _edit,
     _stretch,
     _stretch,
+    _fill,
+    _fill,
+    _numbers,
     _numbers,
     _numbers,
     _absent,
+    _widen,
     _widen,
     _delete,
     _repeat,

@@ -20,10 +20,10 @@ from nous_node.node.conformance_compare import Kind, kind_of
 from nous_node.node.conformance_fuzz import Mutations, disagreement, encoded, fuzz_rows, inputs_of, supported
 from nous_node.node.conformance_json import is_json, mutated_json
 from nous_node.node.conformance_layers import INPUTS, frame, unframed
-from nous_node.node.conformance_mutations import mutated
+from nous_node.node.conformance_mutations import COUNTS, mutated
 from nous_node.node.conformance_process import Fault
 from nous_node.node.conformance_table import Outcome
-from nous_node.node.conformance_trees import parsed, written
+from nous_node.node.conformance_trees import Branch, parsed, written
 from nous_node.protocol.encoding import encode
 from nous_node.protocol.errors import LocalError
 
@@ -63,6 +63,24 @@ def test_reader_answers_every_mutation_with_a_code() -> None:
         kinds[kind_of(answer)] += 1
     assert kinds[Kind.OK] > 120  # they get past the outside
     assert kinds[Kind.ERROR] > 120
+
+
+def test_mutations_reach_limits_and_stay_small() -> None:
+    """Counts at limits, numbers and headers in longer forms, and never much more than there was."""
+    data = encode({"a": [{"b": 1, "c": "d"}] * 3, "e": b"f", "g": "h" * 40, "i": 70_000, "j": [1]})
+    counts, heads = set(), set()
+    for seed in range(2_500):
+        made = mutated(data, Random(seed), [data])
+        assert len(made) < 1 << 19
+        tree = parsed(made)
+        if tree is not None and tree.items:
+            counts |= {len(node.items) // node.step for node in tree.items if isinstance(node, Branch)}
+        heads |= {
+            head for head in (b"\xcf\0\0\0\0\0\1\x11\x70", b"\xd9\x28", b"\xc5\0\1", b"\xdc") if head in made
+        }
+    assert len(counts & set(COUNTS)) > 14
+    assert max(counts) > 16_000
+    assert len(heads) == 4
 
 
 def test_same_seed_and_number_give_the_same_mutation() -> None:
