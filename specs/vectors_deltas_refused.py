@@ -56,7 +56,7 @@ def parents() -> list[dict[str, Any]]:
         ("a header of 2^64 - 1 bytes", b"\xff" * 8 + b"{}", "oversize"),
         ("a header that is cut short", PARENT[:40], "size-mismatch"),
         ("a header that is no JSON", with_header(b"{", NUMBERS.old), "malformed"),
-        ("a header that is no UTF-8", with_header(b'{"\xff":1}', NUMBERS.old), "malformed"),
+        ("a header that is no UTF-8", with_header(b'{"w":%b,"__metadata__":{"x":"\xff"}}' % entry.encode(), NUMBERS.old), "malformed"),
         ("a header that is an array", with_header(b"[]", NUMBERS.old), "malformed"),
         ("a tensor twice", _header(f'{entry},"w":{entry}'), "malformed"),
         ("a key of a tensor twice", _header(entry.replace('"shape"', '"dtype":"BF16","shape"')), "malformed"),

@@ -148,7 +148,12 @@ def _bad_heads() -> list[dict[str, Any]]:
             {"ts": NOW + MAX_SKEW_MS + 1, "exp": NOW + MAX_SKEW_MS + 2},
             "future-dated",
         ),
-        ("unknown compression", "ENV-8", {"enc": "gzip", "size": 1}, "bad-compression"),
+        (
+            "unknown compression, though it is a frame",
+            "ENV-8",
+            {"body": raw_frame(PLAIN), "enc": "gzip", "size": len(PLAIN)},
+            "bad-compression",
+        ),
         ("compression without a size", "ENV-8", {"enc": "zstd"}, "bad-compression"),
         ("a size without compression", "ENV-8", {"size": 1}, "bad-compression"),
     ]

@@ -95,6 +95,8 @@ def groups() -> list[dict[str, Any]]:
     )  # fmt: skip
     own = trajectory(advantages=pack_floats([0.5, -0.5, 1.0]))
     one, none = trajectory(advantage=-0.5, reward=-1.0), trajectory(advantage=0.0)
+    largest, least = trajectory(reward=1e6, advantage=1e6), trajectory(reward=-1e6, advantage=-1e6)
+    most = trajectory(advantages=pack_floats([1e6, -1e6, 0.0]))
     short = trajectory(tokens=pack_tokens([53, 50, 61, 50, 53, 54]), finish="cut")
     told = trajectory(
         tokens=pack_tokens([7, 1, STOP, 2]),
@@ -115,6 +117,7 @@ def groups() -> list[dict[str, Any]]:
         ("advantages where the run allows them", "ROL-7", group(env="own-advantages", trajectories=[own, own])),
         ("one advantage for a trajectory, and one that is not trained on", "ROL-7", group(env="own-advantages", trajectories=[one, none])),
         ("all three kinds of advantages in one group", "ROL-7", group(env="own-advantages", trajectories=[one, own, trajectory()])),
+        ("the largest rewards and advantages", "ROL-7 ROL-11", group(env="own-advantages", trajectories=[largest, least, most])),
         ("finish cut: a turn that its environment asked no more of", "ROL-8", group(trajectories=[short, short])),
         ("finish cut: the environment has the last word", "ROL-8", group(trajectories=[told, told])),
         ("whole numbers as integers where floats stand", "ENC-12", group(trajectories=[whole, whole])),

@@ -123,6 +123,7 @@ def blobs() -> list[dict[str, Any]]:
     good: list[tuple[str, Any]] = [
         ("the chunk", {"data": CHUNK}),
         ("a key of a later revision beside it", {"data": CHUNK, "served": 7}),
+        ("an error beside the chunk", {"data": CHUNK, "error": "busy"}),
     ]
     bad: list[tuple[str, str, Any]] = [
         ("another chunk", "hash-mismatch", {"data": CHUNK[::-1]}),
@@ -156,6 +157,7 @@ def blobs() -> list[dict[str, Any]]:
 
     return [
         *(transcript(comment, framed(encode(value))) for comment, value in good),
+        transcript("bytes behind its frame, which are not read", framed(encode({"data": CHUNK})) + "c1"),
         *(transcript(comment, framed(encode(value)), code) for comment, code, value in bad),
         *(transcript(comment, frame, code) for comment, code, frame in frames),
     ]
