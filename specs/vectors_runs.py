@@ -281,7 +281,7 @@ def _bad_invites(text: str) -> list[tuple[str, str, str]]:
         ("a zero-width space, which is no white space", "INV-1", text[:30] + "\u200b" + text[30:]),
         ("a byte order mark, which is no white space", "INV-1", "\ufeff" + text),
         ("an address of 257 bytes", "INV-3", _invite({"addresses": [_address(257)], "run": RUN})),
-        ("a peer id with a sign that base58 has not", "INV-3", _invite({"addresses": [ADDRESS[:-1] + "0"], "run": RUN})),
+        ("a peer id with a sign that base58 has not", "INV-3", _invite({"addresses": [ADDRESS[:-1] + "l"], "run": RUN})),
         ("more than 2,048 characters", "INV-4", _invite({"addresses": ["/" + "a" * 150 + ADDRESS] * 8, "run": RUN})),
     ]  # fmt: skip
 
