@@ -35,9 +35,14 @@ export class Home {
   /** Two clients of one key would use a `seq` twice (ENV-9). The number of the process that holds this home, if that
    * is another one that runs: a lock that was left by a crash holds nobody off. */
   lock() {
-    const owner = Number(this.read('lock') ?? process.pid)
-    if (owner !== process.pid && runs(owner)) return owner
-    this.write('lock', String(process.pid))
+    mkdirSync(this.path('.'), { recursive: true, mode: 0o700 })
+    try {
+      writeFileSync(this.path('lock'), String(process.pid), { flag: 'wx' })
+    } catch {
+      const owner = Number(this.read('lock'))
+      if (owner !== process.pid && runs(owner)) return owner
+      this.write('lock', String(process.pid))
+    }
     process.once('exit', () => this.remove('lock'))
   }
   identity() { // the one key of libp2p and envelopes, made where there is none

@@ -84,47 +84,40 @@ export function decode(bytes, limit = 1 << 24, values = MAP) {
   return result
 }
 
+const rank = (n, ...bounds) => bounds.filter((bound) => n >= bound).length
+function head(code, width = 0, n = 0) { // and the last `width` bytes of n as an integer of 64 bits
+  const bytes = Buffer.alloc(9)
+  bytes.writeBigUInt64BE(BigInt.asUintN(64, BigInt(n)), 1)
+  return Buffer.concat([Buffer.of(code), bytes.subarray(9 - width)])
+}
+function sized(n, fixed, room, code, least = 0) { // a length: in the header below `room`, else in 2^k bytes behind it
+  const k = Math.max(least, rank(n, 256, 65536))
+  return n < room ? head(fixed | n) : head(code + k, 1 << k, n)
+}
+function integer(n) {
+  must(n >= -(2n ** 63n) && n < 2n ** 63n, 'out-of-range')
+  const k = n < 0 ? rank(-Number(n), 129, 32769, 2 ** 31 + 1) : rank(n, 256, 65536, 2 ** 32)
+  return n >= -32 && n < 128 ? head(Number(n) & 255) : head((n < 0 ? 0xd0 : 0xcc) + k, 1 << k, n)
+}
+function text(item) {
+  must(item.isWellFormed(), 'malformed')
+  return Buffer.concat([sized(Buffer.byteLength(item), 0xa0, 32, 0xd9), Buffer.from(item)])
+}
+function write(item) {
+  if (item === null) return head(0xc0)
+  if (typeof item === 'boolean') return head(item ? 0xc3 : 0xc2)
+  if (typeof item === 'bigint' || Number.isSafeInteger(item)) return integer(item)
+  if (item instanceof Real) return head(0xcb, 8, new BigUint64Array(Float64Array.of(item.value).buffer)[0])
+  if (typeof item === 'string') return text(item)
+  if (item instanceof Uint8Array) return Buffer.concat([sized(item.length, 0, 0, 0xc4), item])
+  if (Array.isArray(item)) return Buffer.concat([sized(item.length, 0x90, 16, 0xdb, 1), ...item.map(write)])
+  must(item instanceof Map)
+  const keys = [...item.keys()].sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
+  return Buffer.concat([sized(item.size, 0x80, 16, 0xdd, 1), ...keys.flatMap((key) => [key, item.get(key)].map(write))])
+}
 /** The one encoding of `value`. What no reader would take is refused. */
 export function encode(value) {
-  const parts = []
-  const rank = (n, ...bounds) => bounds.filter((bound) => n >= bound).length
-  function head(code, width = 0, n = 0) { // and the last `width` bytes of n as an integer of 64 bits
-    const bytes = Buffer.alloc(9)
-    bytes.writeBigUInt64BE(BigInt.asUintN(64, BigInt(n)), 1)
-    parts.push(Buffer.of(code), bytes.subarray(9 - width))
-  }
-  function sized(n, fixed, room, code, least = 0) { // a length: in the header below `room`, else in 2^k bytes behind it
-    const k = Math.max(least, rank(n, 256, 65536))
-    n < room ? head(fixed | n) : head(code + k, 1 << k, n)
-  }
-  function integer(n) {
-    must(n >= -(2n ** 63n) && n < 2n ** 63n, 'out-of-range')
-    const k = n < 0 ? rank(-Number(n), 129, 32769, 2 ** 31 + 1) : rank(n, 256, 65536, 2 ** 32)
-    n >= -32 && n < 128 ? head(Number(n) & 255) : head((n < 0 ? 0xd0 : 0xcc) + k, 1 << k, n)
-  }
-  function write(item) {
-    if (item === null || typeof item === 'boolean') head(item === null ? 0xc0 : item ? 0xc3 : 0xc2)
-    else if (typeof item === 'bigint' || Number.isSafeInteger(item)) integer(item)
-    else if (item instanceof Real) head(0xcb, 8, new BigUint64Array(Float64Array.of(item.value).buffer)[0])
-    else if (typeof item === 'string') {
-      must(item.isWellFormed(), 'malformed')
-      sized(Buffer.byteLength(item), 0xa0, 32, 0xd9)
-      parts.push(Buffer.from(item))
-    } else if (item instanceof Uint8Array) {
-      sized(item.length, 0, 0, 0xc4)
-      parts.push(item)
-    } else if (Array.isArray(item)) {
-      sized(item.length, 0x90, 16, 0xdb, 1)
-      item.forEach(write)
-    } else {
-      must(item instanceof Map)
-      sized(item.size, 0x80, 16, 0xdd, 1)
-      const keys = [...item.keys()].sort((a, b) => Buffer.compare(Buffer.from(a), Buffer.from(b)))
-      keys.forEach((key) => [key, item.get(key)].forEach(write))
-    }
-  }
-  write(value)
-  const bytes = new Uint8Array(Buffer.concat(parts))
+  const bytes = new Uint8Array(write(value))
   decode(bytes, Infinity, 4 * MAP) // the bounds of a reader are those of a writer
   return bytes
 }

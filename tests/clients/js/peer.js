@@ -62,7 +62,7 @@ export class Peer {
     })
     host.addEventListener('connection:open', ({ detail: { remotePeer } }) => // two of a peer are enough (NET-8)
       host.getConnections(remotePeer).slice(0, -2).forEach((old) => old.abort(new Error('one too many'))))
-    return Object.assign(new Peer(), { host, refused, pubsub: host.services.pubsub, rejects: new Map() })
+    return Object.assign(new Peer(), { host, refused, pubsub: host.services.pubsub, blamed: new Map() })
   }
   keep(addresses) { // dials each peer of these, and again when it is lost (NET-8)
     const byPeer = {}
@@ -104,19 +104,21 @@ export class Peer {
     }, { maxInboundStreams: most })
   }
   async publish(topic, data) { // false where nobody listens
-    if (data.length > MAX_RPC - 1024) throw new Error('the message is larger than gossip takes') // NET-6
     return (await this.pubsub.publish(topic, data).catch(() => ({ recipients: [] }))).recipients.length > 0
   }
-  /** `judge(data)` says accept, ignore or reject; whoever forwards 20 rejects, one forgiven each 10 s, is dropped. */
+  /** `judge(data)` says accept, ignore or reject. */
   watch(topic, judge) {
     this.pubsub.topicValidators.set(topic, (from, { data }) => {
-      const verdict = judge(data), [count, since] = this.rejects.get(String(from)) ?? [0, 0]
-      const left = Math.max(0, count - (Date.now() - since) / 10000) + (verdict === 'reject')
-      this.rejects.set(String(from), [left, Date.now()])
-      if (left >= 20) this.drop(from)
+      const verdict = judge(data)
+      if (verdict === 'reject') this.blame(from)
       return verdict
     })
     this.pubsub.subscribe(topic)
+  }
+  blame(id) { // a reject is forgiven after 10 s, one after the other; with 20 the peer is dropped
+    const now = Date.now(), forgiven = Math.max(now, this.blamed.get(String(id)) ?? 0) + 10000
+    this.blamed.set(String(id), forgiven)
+    if (forgiven > now + 190000) this.drop(id)
   }
   drop(id) { // and refuses it for 300 s
     this.refused.set(String(id), Date.now() + 300000)

@@ -24,8 +24,8 @@ const unfinished = (sentence, code = 1) => Object.assign(new Error(sentence), { 
 
 class Volunteer {
   constructor(options, home) {
-    Object.assign(this, home.identity(), { options, id: options.run, known: new Map(), seen: new Map(), held: [] })
-    Object.assign(this, { accepted: 0, refused: {}, free: 0, hello: { next: 0, wait: 2 } })
+    Object.assign(this, home.identity(), { options, id: options.run, known: new Map(), seen: new Map() })
+    Object.assign(this, { accepted: 0, refused: {}, free: 0, nextHello: 0 })
     this.local = new Home(home.path(`runs/${hex(this.id)}`))
     const fresh = { seq: 0, counters: {}, h: {}, groups: {}, standing: { ts: 0, until: 0 } }
     this.state = { ...fresh, ...JSON.parse(this.local.read('state.json') ?? '{}') }
@@ -118,8 +118,7 @@ class Volunteer {
       const policy = loadPolicy(files.get('model.safetensors'), JSON.parse(files.get('config.json')))
       this.holdings.put(target.content) // a later chain may begin with it
       this.ready = { ...target, files, policy }
-      this.held = [target, ...this.held.slice(0, 3)]
-      this.holdings.keep([this.newest, ...this.held])
+      this.holdings.keep([...this.known.values()])
       for (const old of Object.keys(this.state.counters).slice(0, -64)) delete this.state.counters[old]
       this.say('checkpoint', { version: target.version, hash: hex(target.hash) })
     } catch ({ message }) {
@@ -129,13 +128,15 @@ class Volunteer {
     this.following = false
   }
   judge(data, open, use) { // the verdict on a message of the checkpoints or the receipts topic (GOS-1)
-    const now = Date.now(), names = ({ from, seq }, id) => [hex(id), `${hex(from)} ${seq}`]
-    const known = (...message) => names(...message).forEach((name, i) =>
-      must(!this.seen.has(name), ['duplicate', 'sequence-reused'][i]))
+    const now = Date.now(), numberOf = ({ from, seq }) => `${hex(from)} ${seq}`
+    const known = (head, id) => {
+      must(!this.seen.has(hex(id)), 'duplicate')
+      must(!this.seen.has(numberOf(head)), 'sequence-reused')
+    }
     for (const [name, exp] of this.seen) if (exp <= now) this.seen.delete(name)
     try {
       const opened = open(data, this.id, this.run, { now, known, limit: MAX_GOSSIP })
-      for (const name of names(opened.head, opened.id)) this.seen.set(name, opened.head.exp)
+      for (const name of [hex(opened.id), numberOf(opened.head)]) this.seen.set(name, opened.head.exp)
       use(opened)
       return 'accept'
     } catch (error) {
@@ -151,7 +152,7 @@ class Volunteer {
       return data ? { data } : { error: open > UPLOADS ? 'busy' : 'not-found' }
     })
     this.peer.serve(HAVE, ours(({ checkpoint, have: theirs }) => {
-      const found = [this.newest, ...this.held].find((one) => one && same(one.hash, checkpoint))
+      const found = [...this.known.values()].find(({ hash }) => same(hash, checkpoint))
       if (!found) return { error: 'unknown-checkpoint' }
       const { have, total } = this.holdings.bitmap(found)
       if (theirs) readBitmap(theirs, total)
@@ -168,7 +169,7 @@ class Volunteer {
   }
   count(trainer, h) { // versions above h count for this key (HEL-2)
     this.state.h = answered(this.state.h, trainer, h, this.top)
-    if (h === null) this.hello = { next: 0, wait: 2 }
+    if (h === null) this.nextHello = 0
   }
   settle({ rollout, verdict, code, measured, threshold, credit }, trainer, ts) {
     if (code === 'quarantined') this.stand('quarantine', threshold - measured, ts)
@@ -186,27 +187,28 @@ class Volunteer {
   stand(state, ms, ts) {
     const before = this.state.standing, why = JSON.stringify(this.refused)
     if (ts < before.ts) return
-    const rest = state === 'quarantine' ? Math.max(0, Math.min(LONGEST_QUARANTINE, ms)) : 0
+    const rest = Math.max(0, Math.min(LONGEST_QUARANTINE, { banned: Infinity, quarantine: ms }[state] ?? 0))
     if (state !== before.state) this.say('standing', { state, seconds: Math.ceil(rest / 1000), refused: why })
     this.state.standing = { state, ts, until: Date.now() + rest }
     if (state === 'banned')
       this.end(unfinished(`The trainer banned this key (${why}): test this client by the vectors.`))
   }
 
-  /** Seals and publishes; a number and what `note` adds are on disk before anybody sees the message. */
+  /** Seals and publishes; a number and what `note` adds are on disk before anybody sees the message. False: nobody
+   * listens; undefined: it is too large. */
   async send(kind, body, note = () => {}) {
     const now = Date.now(), seq = this.state.seq = Math.max(this.state.seq + 1, now)
     const { id, envelope } = seal({ kind, run: this.id, seq, now, body }, this.secret)
-    if (envelope.length > this.run.limits.inline_bytes) return undefined
+    if (envelope.length > Math.min(MAX_GOSSIP, this.run.limits.inline_bytes)) return undefined
     note(hex(id))
     this.save()
     return this.peer.publish(this.topics.rollouts(shardOf(this.key, this.run.shards)), envelope)
   }
   async greet() { // until a trainer has answered and a checkpoint counts for this key (HEL-1)
     const now = Date.now(), h = largest(this.state.h) ?? Infinity
-    if (this.top > h || now < this.hello.next) return
+    if (this.top > h || now < this.nextHello) return
     const heard = await this.send('hello', pack({ agent: `${ENGINE.name}/${ENGINE.version}`, engine: ENGINE }))
-    this.hello = heard ? { next: now + 1000 * this.hello.wait, wait: 10 } : { next: now + 200, wait: 2 }
+    this.nextHello = now + (heard ? 8000 : 200)
   }
   giveUp(name) { // a receipt for it still counts
     if (this.state.groups[name]) this.state.groups[name].given = true
@@ -239,8 +241,10 @@ class Volunteer {
     const group = await makeGroup(this, ready, counter).catch((error) => {
       if (!(error instanceof Refused)) throw error // from such logits nothing is drawn (SMP-3): a hole
     })
-    if (group) this.local.write(`groups/${name}`, pack(group))
-    if (group) state.groups[name] = { version: ready.version, counter, ids: [], next: 0, wait: 10000 }
+    if (group) {
+      this.local.write(`groups/${name}`, pack(group))
+      state.groups[name] = { version: ready.version, counter, ids: [], next: 0, wait: 10000 }
+    }
     state.counters[hash] = counter + 1 // a crash before this makes the same group once more
     this.save()
     return group ? this.issue(name) : sleep(50)
