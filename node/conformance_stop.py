@@ -14,7 +14,7 @@ from types import FrameType
 
 import typer
 
-from .cli_exit import Exit
+from .cli_exit import Exit, leaves
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """Sent by job runners and by terminals that close."""
@@ -22,7 +22,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def called_off_cleanly() -> Iterator[None]:
-    """Within it these signals do what Ctrl-C does; then typer.Exit is raised. In the main thread only."""
+    """Within it these signals do what Ctrl-C does, and typer.Exit is raised then. In the main thread only."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
     if before[signal.SIGINT] is signal.SIG_IGN:  # as shells start jobs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,7 +31,9 @@ def called_off_cleanly() -> Iterator[None]:
             signal.signal(number, _interrupt)
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException as error:
+        if not any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error)):  # nurseries wrap it
+            raise
         print("Called off: there is no sheet.", file=sys.stderr)
         raise typer.Exit(Exit.INTERRUPTED) from None
     finally:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import trio
 
+from .conformance_process import REAP_S
 from .wording import printable
 
 LAST_WORDS = 600
@@ -84,9 +85,9 @@ class Client:
         process = self._process
         if process is None:
             return
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        with trio.CancelScope(shield=True):
+        with trio.CancelScope(deadline=trio.current_time() + REAP_S, shield=True):
             await process.wait()
 
     async def _read(self, process: trio.Process) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
 
 from nous_node.node.cli_exit import Exit
+from nous_node.node.conformance_stop import ENDING, called_off_cleanly
 
 ADAPTER = [sys.executable, "-I", "-S", str(Path(__file__).parent / "hostile_adapter.py"), "hang"]
 KIT = [sys.executable, "-P", "-m", "nous_node.node.cli", "conformance", "adapter", "--only", "hellos", "--"]
@@ -47,3 +49,23 @@ def test_client_is_gone_when_the_kit_was_called_off(number: signal.Signals) -> N
     assert kit.returncode == Exit.INTERRUPTED
     assert "Called off" in said
     assert not client.is_running() or client.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        BaseExceptionGroup("nursery", [BaseExceptionGroup("nursery", [KeyboardInterrupt()])]),
+    ],
+)
+def test_interrupt_is_an_exit_code_however_it_is_wrapped(error: BaseException) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, *ENDING)]
+    with pytest.raises(typer.Exit) as left, called_off_cleanly():
+        raise error
+    assert left.value.exit_code == Exit.INTERRUPTED
+    assert [signal.getsignal(number) for number in (signal.SIGINT, *ENDING)] == before
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ExceptionGroup), called_off_cleanly():
+        raise ExceptionGroup("nursery", [ValueError("x")])
