@@ -26,17 +26,20 @@ export class Holdings {
       const held = this.get(hash)
       if (held) return held
       busy = false
-      for (const id of this.peer.peers.filter((one) => !this.liars.has(String(one)))) try {
-        return this.put(chunkOf(await this.peer.ask(id, BLOB, { hash }), hash, length))
-      } catch (error) { // one that is slow or gone has done nothing wrong
-        if (error.code === 'busy') busy = true
-        else if (error instanceof Refused && error.code !== 'not-found') {
-          this.liars.add(String(id))
-          this.peer.drop(id)
+      for (const id of this.peer.peers.filter((one) => !this.liars.has(String(one)))) {
+        try {
+          return this.put(chunkOf(await this.peer.ask(id, BLOB, { hash }), hash, length))
+        } catch (error) { // one that is slow or gone has done nothing wrong
+          busy ||= error.code === 'busy'
+          if (error instanceof Refused && !['busy', 'not-found'].includes(error.code)) this.distrust(id)
         }
       }
     }
     throw new Error(`no connected peer has the chunk ${hex(hash).slice(0, 16)}`)
+  }
+  distrust(id) {
+    this.liars.add(String(id))
+    this.peer.drop(id)
   }
   async file(entry) {
     const parts = []

@@ -19,19 +19,24 @@ const within = (seconds) => ({ signal: AbortSignal.timeout(1000 * seconds) })
 
 // The length is compared before what it announces is waited for. What has begun gets 10 s for each piece (STR-1).
 async function readFrame(stream, limit, seconds) {
-  const late = (time) => setTimeout(() => stream.abort(new Error('too slow')), 1000 * time), parts = []
-  let [size, length, whole, piece] = [0, Infinity, late(seconds)]
+  const late = (time) => setTimeout(() => stream.abort(new Error('too slow')), 1000 * time)
+  const parts = [], whole = late(seconds)
+  let size = 0, length = Infinity, piece
   try {
     for await (const part of stream) {
       parts.push(part.subarray())
       piece ??= late(10)
-      if (Math.floor(size / PIECE) < Math.floor((size += part.byteLength) / PIECE)) piece.refresh()
+      const pieces = Math.floor(size / PIECE)
+      size += part.byteLength
+      if (Math.floor(size / PIECE) > pieces) piece.refresh()
       if (length === Infinity && size >= 4) length = Buffer.concat(parts).readUInt32BE()
       if (size >= 4 && length > limit) break
       if (size >= 4 + length) return Buffer.concat(parts).subarray(4, 4 + length)
     }
     throw new Error('a frame that is cut short or beyond its limit')
-  } finally { [whole, piece].forEach(clearTimeout) }
+  } finally {
+    [whole, piece].forEach(clearTimeout)
+  }
 }
 async function writeFrame(stream, payload) {
   const frame = Buffer.concat([Buffer.alloc(4), payload])
@@ -66,8 +71,8 @@ export class Peer {
   }
   keep(addresses) { // dials each peer of these, and again when it is lost (NET-8)
     const byPeer = {}
-    for (const one of addresses) if (TCP.test(one)) (byPeer[one.split('/').at(-1)] ??= []).push(multiaddr(one))
-    for (const of of Object.values(byPeer)) this.keepOne(of)
+    for (const one of addresses.filter((one) => TCP.test(one))) (byPeer[one.split('/').at(-1)] ??= []).push(one)
+    for (const same of Object.values(byPeer)) this.keepOne(same.map((one) => multiaddr(one)))
   }
   async keepOne(addresses) {
     for (let wait = 500; ; wait = Math.min(15000, 2 * wait)) {

@@ -10,7 +10,10 @@ export const whole = (value) => typeof value === 'number' || typeof value === 'b
 const number = (value) => value instanceof Real ? value.value : whole(value) ? Number(value) : NaN
 const isReal = (value) => !isNaN(number(value))
 
-export const is = (test, as = itself) => (value) => (must(test(value)), as(value))
+export const is = (test, as = itself) => (value) => {
+  must(test(value))
+  return as(value)
+}
 const within = (test, size, least, most, as) => is((v) => test(v) && size(v) >= least && size(v) <= most, as)
 export const int = (least, most = MAX_INT) => within(whole, itself, least, most)
 export const bin = (least = 0, most = Infinity) => within((value) => value instanceof Uint8Array, length, least, most)

@@ -70,14 +70,16 @@ class Volunteer {
     }
   }
   async askHeads() {
-    for (const peer of this.peer.peers) try {
-      const { run, checkpoint } = await this.peer.ask(peer, HEAD, { run: this.id })
-      if (run && !this.run) this.meet(run)
-      if (!checkpoint || !this.run) continue
-      this.learn(openCheckpoint(checkpoint, this.id, this.run), checkpoint)
-      this.told = true
-    } catch ({ code }) { // another peer may know better
-      if (code === 'unsupported-version') this.end(unfinished('This run speaks another protocol: update this client.'))
+    for (const peer of this.peer.peers) {
+      try {
+        const { run, checkpoint } = await this.peer.ask(peer, HEAD, { run: this.id })
+        if (run && !this.run) this.meet(run)
+        if (!checkpoint || !this.run) continue
+        this.learn(openCheckpoint(checkpoint, this.id, this.run), checkpoint)
+        this.told = true
+      } catch ({ code }) { // another peer may know better
+        if (code === 'unsupported-version') this.end(unfinished('This run has another protocol: update this client.'))
+      }
     }
   }
   meet(envelope) {
@@ -113,17 +115,19 @@ class Volunteer {
   async follow() {
     if (this.following) return
     this.following = true
-    while ((this.ready?.version ?? -1) < this.top && !this.over) try {
-      const target = this.newest, files = await this.holdings.load(target, this.ready)
-      const policy = loadPolicy(files.get('model.safetensors'), JSON.parse(files.get('config.json')))
-      this.holdings.put(target.content) // a later chain may begin with it
-      this.ready = { ...target, files, policy }
-      this.holdings.keep([...this.known.values()])
-      for (const old of Object.keys(this.state.counters).slice(0, -64)) delete this.state.counters[old]
-      this.say('checkpoint', { version: target.version, hash: hex(target.hash) })
-    } catch ({ message }) {
-      this.say('trouble', { version: this.top, why: message, next: 'it is tried again' })
-      await sleep(1000)
+    while ((this.ready?.version ?? -1) < this.top && !this.over) {
+      try {
+        const target = this.newest, files = await this.holdings.load(target, this.ready)
+        const policy = loadPolicy(files.get('model.safetensors'), JSON.parse(files.get('config.json')))
+        this.holdings.put(target.content) // a later chain may begin with it
+        this.ready = { ...target, files, policy }
+        this.holdings.keep([...this.known.values()])
+        for (const old of Object.keys(this.state.counters).slice(0, -64)) delete this.state.counters[old]
+        this.say('checkpoint', { version: target.version, hash: hex(target.hash) })
+      } catch ({ message }) {
+        this.say('trouble', { version: this.top, why: message, next: 'it is tried again' })
+        await sleep(1000)
+      }
     }
     this.following = false
   }
@@ -197,8 +201,9 @@ class Volunteer {
   /** Seals and publishes; a number and what `note` adds are on disk before anybody sees the message. False: nobody
    * listens; undefined: it is too large. */
   async send(kind, body, note = () => {}) {
-    const now = Date.now(), seq = this.state.seq = Math.max(this.state.seq + 1, now)
-    const { id, envelope } = seal({ kind, run: this.id, seq, now, body }, this.secret)
+    const now = Date.now(), { state } = this
+    state.seq = Math.max(state.seq + 1, now)
+    const { id, envelope } = seal({ kind, run: this.id, seq: state.seq, now, body }, this.secret)
     if (envelope.length > Math.min(MAX_GOSSIP, this.run.limits.inline_bytes)) return undefined
     note(hex(id))
     this.save()
