@@ -125,8 +125,9 @@ def adapter(
 
 PEER_HELP = (
     "Test a running client. With INVITE or its address: this node dials it and plays transcripts, wrong ones "
-    "included. With a command that holds {invite}: this node makes a run, is its trainer, and starts the "
-    "client with the run's invite. Example: nous-node conformance peer -- node volunteer.js {invite}"
+    "included, so it has to be yours, or its owner has to agree. With a command that holds {invite}: this "
+    "node makes a run, is its trainer, and starts the client with the run's invite. Example: nous-node "
+    "conformance peer -- node volunteer.js {invite}"
 )
 
 

@@ -19,12 +19,14 @@ OF_TIME = frozenset({Code.STALE, Code.UNKNOWN_CHECKPOINT})
 """Which checkpoints the client knew, only it can say."""
 
 
-@check("published-signatures", "NET-5")
+@check("published-signatures", "NET-5", "NET-6")
 async def published_signatures(target: Target) -> str:
     """Of pubsub, also those that it forwarded."""
     heard = target.listener
     if heard.flooded:
         raise Failed(f"It sent more than {heard.total} messages: more than any run has.")
+    if heard.garbled:
+        raise Failed(f"What it wrote on a pubsub stream is no RPC of at most 1 MiB: {heard.garbled}")
     if heard.unsigned:
         raise Failed(f"It sent {heard.unsigned} pubsub messages whose signature does not hold.")
     if not heard.own:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from google.protobuf.message import DecodeError
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
@@ -85,6 +86,8 @@ class KitPeer:
         self.total = self.own = self.unsigned = 0
         """Messages that came: all, those that the client published itself, those that break NET-5."""
         self.flooded = False
+        self.garbled = ""
+        """Why what it wrote on a pubsub stream is no RPC, where it is none."""
         self._rpcs = 0
         self._host, self._target = host, ID.from_base58(target)
         self._signer = Ed25519PrivateKey.from_private_bytes(seed)
@@ -217,10 +220,13 @@ class KitPeer:
     async def _listen(self, stream: Any) -> None:
         """The stream on which the client writes its RPCs."""
         frames = VarintFrames(MAX_RPC_BYTES)
-        with suppress(MuxedStreamError, MuxedConnUnavailable, FrameError):
-            while not self.flooded:
-                for raw in frames.feed(await stream.muxed_stream.read(1 << 16)):
-                    await self._receive(rpc_pb2.RPC.FromString(raw))
+        with suppress(MuxedStreamError, MuxedConnUnavailable):
+            try:
+                while not self.flooded:
+                    for raw in frames.feed(await stream.muxed_stream.read(1 << 16)):
+                        await self._receive(rpc_pb2.RPC.FromString(raw))
+            except (FrameError, DecodeError) as error:
+                self.garbled = self.garbled or str(error)
         await stream.reset()
 
     async def _receive(self, rpc: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import pytest
 import trio
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 
 from nous_node.node import live, live_peer
 from nous_node.node.conformance_table import Outcome
@@ -15,6 +16,7 @@ from nous_node.node.hardening import build_host
 from nous_node.node.live_check import ANY, Check, Failed, make
 from nous_node.node.live_forgery import new_identity
 from nous_node.node.live_peer import CONNECTIONS, KitPeer
+from nous_node.node.mesh import frame
 from nous_node.node.network_errors import AddressError, UnreachableError
 from nous_node.node.network_stats import NetworkStats
 from nous_node.node.upload_limit import UploadLimit
@@ -71,6 +73,38 @@ async def test_flood_is_noticed(listener: KitPeer, name: str, monkeypatch: pytes
         assert not listener.flooded
         await listener._receive(rpc)
     assert listener.flooded
+
+
+class Wire:
+    """A stream that brings these bytes and then nothing more."""
+
+    def __init__(self, data: bytes) -> None:
+        self.muxed_stream = self
+        self._data = data
+
+    async def read(self, size: int) -> bytes:
+        data, self._data = self._data[:size], self._data[size:]
+        if not data:
+            raise MuxedStreamEOF
+        return data
+
+    async def reset(self) -> None:
+        self._data = b""
+
+
+@pytest.mark.parametrize(
+    ("data", "garbled"),
+    [
+        (b"\x00\x00", ""),
+        (frame(rpc_pb2.RPC()) + b"\x05\xff\xff\xff\xff\xff", "parsing"),
+        (b"\xff" * 20, "varint"),
+        (b"\xff\xff\xff\xff\x0f", "a frame of"),
+    ],
+)
+async def test_what_is_no_rpc_is_noted(listener: KitPeer, data: bytes, garbled: str) -> None:
+    await listener._listen(Wire(data))
+    assert bool(listener.garbled) is bool(garbled)
+    assert garbled in listener.garbled
 
 
 class Patient:
