@@ -122,7 +122,13 @@ def other_task(player: Player) -> None:
 
 def other_level(player: Player) -> None:
     player.enter()
-    player.publish(*(player.group(player.run.newest, counter, level=0) for counter in range(GROUPS)))
+    for counter in range(
+        40
+    ):  # until the level makes a difference: at the next one half of the tasks stay as short
+        group = player.group(player.run.newest, counter, level=0)
+        player.publish(group)
+        if group.trajectories[0].tokens != player.group(player.run.newest, counter).trajectories[0].tokens:
+            break
 
 
 def samples_exchanged(player: Player) -> None:
