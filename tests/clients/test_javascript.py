@@ -19,10 +19,10 @@ HERE = Path(__file__).parent / "js"
 CLIENT = f"node {HERE / 'volunteer.js'} {{invite}} --home {{home}} --listen /ip4/127.0.0.1/tcp/0 --json"
 PROGRAM = (sys.executable, "-P", "-m", "nous_node.node.cli")
 VOLUNTEER_LINES = 1326
-"""What `node volunteer.js` loads, and package.json. 700 were asked for. What is beyond them reads the bytes of
-strangers as the chapters ask: one canonical encoding, every type and range of runs, checkpoints and receipts,
-plain zstd frames, strict safetensors headers, deltas; and keeps a state that outlives a crash. Vectors or live
-checks hold each of these, so none was left out for the sake of the number."""
+"""What `node volunteer.js` loads, and package.json. 700 were asked for. What is beyond them reads the bytes
+of strangers as the chapters ask: one canonical encoding, every type and range of runs, checkpoints and
+receipts, plain zstd frames, strict safetensors headers, deltas; and keeps a state that outlives a crash.
+Vectors or live checks hold each of these, so none was left out for the sake of the number."""
 ADAPTER_LINES = 338
 """What only the adapter loads: groups, references and proofs of others, and the statistics of a verifier."""
 LONGEST_LINE = 120
