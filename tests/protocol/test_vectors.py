@@ -42,6 +42,14 @@ def test_every_case_of_every_file_is_asked() -> None:
     assert asked == {(name, number) for name, file in FILES.items() for number in range(len(file["cases"]))}
 
 
+def test_no_question_is_asked_twice() -> None:
+    """But for one that shows that questions in between change nothing."""
+    seen: dict[bytes, str] = {}
+    for case in CASES:
+        first = seen.setdefault(msgspec.json.encode(case.question()), case.name)
+        assert first == case.name or "once more" in case.name, (first, case.name)
+
+
 def test_this_node_has_the_ops_of_the_table_and_no_others() -> None:
     assert {case.op.name for case in CASES} | FURTHER_OPS == set(OPS)
 
