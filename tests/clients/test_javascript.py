@@ -18,7 +18,7 @@ import pytest
 HERE = Path(__file__).parent / "js"
 CLIENT = f"node {HERE / 'volunteer.js'} {{invite}} --home {{home}} --listen /ip4/127.0.0.1/tcp/0 --json"
 PROGRAM = (sys.executable, "-P", "-m", "nous_node.node.cli")
-VOLUNTEER_LINES = 1326
+VOLUNTEER_LINES = 1327
 """What `node volunteer.js` loads, and package.json. 700 were asked for. What is beyond them reads the bytes
 of strangers as the chapters ask: one canonical encoding, every type and range of runs, checkpoints and
 receipts, plain zstd frames, strict safetensors headers, deltas; and keeps a state that outlives a crash.

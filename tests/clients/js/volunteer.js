@@ -228,6 +228,7 @@ class Volunteer {
     if (heard === undefined) return this.giveUp(name) // too large for gossip: a hole, of which a few are allowed
     group.next = Date.now() + (heard ? group.wait : 1000)
     if (heard) group.wait *= 2
+    else group.ids.pop() // no receipt will name it
   }
   async work() { // one step: a hello, what is to be repeated, a new group
     const { state, top, run, ready } = this
