@@ -63,6 +63,11 @@ def read_command(text: str, invite: str, home: Path) -> list[str]:
         raise LocalError(f"--client {text!r} is no command line: {error}.") from None
     if not any(INVITE in word for word in words):
         raise LocalError(f"--client {text!r} has no {INVITE}: put it where the client takes the invite.")
+    return filled(words, invite, home)
+
+
+def filled(words: Sequence[str], invite: str, home: Path) -> list[str]:
+    """A command with the invite and the home in their places."""
     return [word.replace(INVITE, invite).replace(HOME, str(home)) for word in words]
 
 

@@ -35,8 +35,6 @@ PLAY_S = 900.0
 """Of all checks together: several times what a slow client takes."""
 MOST_FAILED = 4
 """Checks in a row that fail before the rest is given up: the client hangs, or does nothing right."""
-LAST_S = 5.0
-"""For the judgement of what was seen."""
 
 PLAYED: tuple[Check[Scene], ...] = (*JOIN, *RECEIPTS, *GOSSIP, *CHUNKS, *END)
 """In their order."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import trio
 
 from . import stand_witness as seen
+from .demo_clients import HOME
 from .live_check import VOLUNTEER, Checks, Failed, Untested
 from .stand_checks_join import (
     FALSE_BASE,
@@ -17,7 +18,7 @@ from .stand_checks_join import (
     UNSIGNED_HEAD,
     UNSIGNED_RUN,
 )
-from .stand_client import FLOOD_BYTES, HOME
+from .stand_client import FLOOD_BYTES
 from .stand_scene import Flow, Scene
 from .stand_witness import Worst
 

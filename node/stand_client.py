@@ -17,6 +17,7 @@ from pathlib import Path
 import trio
 
 from .conformance_process import REAP_S
+from .demo_clients import HOME, filled
 from .wording import printable
 
 LAST_WORDS = 600
@@ -24,7 +25,6 @@ LAST_WORDS = 600
 FLOOD_BYTES = 16 << 20
 """Of output in a play: a client that says something each second writes a thousandth of that."""
 READ_BYTES = 1 << 16
-INVITE, HOME = "{invite}", "{home}"
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Client:
         """Whether it can be started again with what it had stored."""
         home = folder / "home"
         home.mkdir()
-        self._words = [word.replace(INVITE, invite).replace(HOME, str(home)) for word in command]
+        self._words = filled(command, invite, home)
         self._folder, self._changed = folder, changed
         self._process: trio.Process | None = None
 
