@@ -23,11 +23,6 @@ MAX_NOTE = 2_000
 MAX_NAME = 200
 """Characters of a check's or a client's name that are shown."""
 
-NOTHING = (
-    "Nothing was tested: the client has none of the parts that were asked for. Look at what it answers to "
-    "one case with --only, or choose others; the exit code is not 0."
-)
-
 _NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 has no way to write, not even as a reference."""
 
@@ -118,7 +113,14 @@ def render(sheet: Sheet, console: Console) -> None:
     console.print(table)
     console.print(Text(summary(sheet)), soft_wrap=True)
     if sheet.empty:
-        console.print(Text(NOTHING), soft_wrap=True)
+        console.print(Text(_nothing(sheet)), soft_wrap=True)
+
+
+def _nothing(sheet: Sheet) -> str:
+    """Why a sheet is empty, as far as its first row that was to be tested tells."""
+    notes = [row.note for row in sheet.rows if row.outcome is Outcome.UNTESTED]
+    why = printable(notes[0], MAX_NOTE) if notes else "No check was chosen that can be made of this client."
+    return f"Nothing was tested, so the client has shown nothing. {why} Choose other checks with --only."
 
 
 def _cells(name: str, rows: Sequence[Row]) -> tuple[Text, Text, Text, Text]:

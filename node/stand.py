@@ -129,7 +129,7 @@ async def _play(scene: Scene, names: frozenset[str], tell: Tell) -> list[Row]:
         scene.lost |= failed >= MOST_FAILED or trio.current_time() > end
         row = _unplayed(check) if scene.lost else await make(check, scene)
         failed = failed + 1 if row.outcome is Outcome.FAIL else 0
-        if wanted:
+        if wanted or (row.outcome is Outcome.FAIL and scene.lost):  # why all the rest is not played
             rows.append(row)
             tell(row)
     scene.witness.count()

@@ -59,8 +59,10 @@ def test_a_client_that_floods_its_output_is_ended(meet: Meet) -> None:
 def test_a_client_that_hangs_is_given_up(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stand_checks_join, "CONNECT_S", 0.5)
     sheet = meet("import time; time.sleep(600)", "HEL-1")
-    assert {one.check for one in sheet.rows} == {one.name for one in CHECKS if "HEL-1" in one.requires}
-    assert {one.outcome for one in sheet.rows} == {Outcome.UNTESTED}
+    wanted = {one.name for one in CHECKS if "HEL-1" in one.requires}
+    assert {one.check for one in sheet.rows} == {CONNECTS, *wanted}
+    assert failed(sheet) == {CONNECTS}  # though it was not asked for: it says why nothing else was played
+    assert {row(sheet, name).outcome for name in wanted} == {Outcome.UNTESTED}
 
 
 def test_a_command_that_cannot_be_started_is_a_sentence() -> None:
