@@ -20,7 +20,7 @@ from nous_node.protocol.errors import LocalError
 from .conformance_cases import MODEL_OPS, Case, Json, load_cases
 from .conformance_client import Client, GivenUp, read_answer
 from .conformance_compare import Kind, judge, kind_of
-from .conformance_fuzz import Mutations, encoded, fuzz_rows, inputs_of, supported
+from .conformance_fuzz import THE_OTHER, US, Mutations, encoded, fuzz_rows, inputs_of, supported
 from .conformance_output import Output
 from .conformance_process import Fault
 from .conformance_table import Outcome, Row, Sheet
@@ -105,7 +105,7 @@ def _compared(
         numbers = range(choice.fuzz_case, choice.fuzz_case + 1)
         output.say(encoded(mutations.make(choice.fuzz_case)[1]).decode().strip())
     output.expect(len(numbers))
-    yield from fuzz_rows(mutations, numbers, ours, theirs, output.step)
+    yield from fuzz_rows(mutations, numbers, ours, theirs, output.step, US if other is None else THE_OTHER)
 
 
 def answers(questions: Sequence[bytes]) -> list[Json | Fault]:

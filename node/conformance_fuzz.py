@@ -41,6 +41,9 @@ KIN: Final = 0.7
 """How often an input is spliced with one of the same op."""
 MAX_ROWS: Final = 100
 """Rows of questions that were answered differently; the rest is counted."""
+US: Final = "this node"
+THE_OTHER: Final = "the other adapter"
+"""Whose answers those of the client are compared with."""
 SHOWN_QUESTION: Final = 1_200
 """Characters of a question in a row; `--fuzz-case` shows all of it."""
 
@@ -216,15 +219,20 @@ def batches(mutations: Mutations, numbers: Sequence[int]) -> Iterator[list[Asked
 
 
 def fuzz_rows(
-    mutations: Mutations, numbers: Sequence[int], ours: Ask, theirs: Ask, step: Callable[[int], None]
+    mutations: Mutations,
+    numbers: Sequence[int],
+    ours: Ask,
+    theirs: Ask,
+    step: Callable[[int], None],
+    us: str = US,
 ) -> Iterator[Row]:
-    """A row a disagreement, then a row an op with its figures."""
+    """A row a disagreement, then a row an op with its figures. `us`: what `ours` is called."""
     tallies: dict[str, Counter[str]] = {name: Counter() for name in mutations.by_op}
     differences = 0
     for batch in batches(mutations, numbers):
         lines = [asked.line for asked in batch]
         for asked, own, other in zip(batch, ours(lines), theirs(lines), strict=True):
-            found = disagreement(asked.input.case, own, other)
+            found = disagreement(asked.input.case, own, other, us)
             tally = tallies[asked.input.case.op.name]
             tally[_kind(own).value if found is None else "differ"] += 1
             if found is not None and (differences := differences + 1) <= MAX_ROWS:
@@ -233,14 +241,14 @@ def fuzz_rows(
     yield from (_op_row(name, tally) for name, tally in tallies.items())
 
 
-def disagreement(case: Case, own: Json | Fault, other: Json | Fault) -> str | None:
+def disagreement(case: Case, own: Json | Fault, other: Json | Fault, us: str = US) -> str | None:
     """None where both say the same of a question."""
-    for name, answer in (("this node", own), ("the client", other)):
+    for name, answer in ((us, own), ("the client", other)):
         broken = _broken(answer)
         if broken is not None:
             return f"{name} {broken}"
     if _kind(own) is not _kind(other):
-        return f"this node {_said(own)}, the client {_said(other)}"
+        return f"{us} {_said(own)}, the client {_said(other)}"
     if _kind(own) is Kind.ERROR:
         return None
     results = [cast("dict[str, dict[str, Json]]", answer)["ok"] for answer in (own, other)]
@@ -251,7 +259,7 @@ def disagreement(case: Case, own: Json | Fault, other: Json | Fault) -> str | No
         except RecursionError:
             return f"both took it with a {path} that is nested too deep to be compared"
         if found is not None:
-            return f"both took it, the results differ (expected: this node's): {found}"
+            return f"both took it, the results differ (expected: what {us} says): {found}"
     return None
 
 

@@ -126,7 +126,11 @@ def hanging(questions: Sequence[bytes]) -> list[Json | Fault]:
     ("op", "theirs", "note"),
     [
         ("encoding", lenient, "this node refused it with"),
-        ("hellos", dropping, "both took it, the results differ (expected: this node's): body: expected"),
+        (
+            "hellos",
+            dropping,
+            "both took it, the results differ (expected: what this node says): body: expected",
+        ),
         ("hellos", raising, "answered with an error that is no code"),
         ("hellos", hanging, "the client gave no answer within 10 s"),
     ],
@@ -165,6 +169,15 @@ def test_mutations_of_a_seed_on_the_command_line(capsys: pytest.CaptureFixture[s
     again = Choice(broken, only="streams", fuzz_case=number, seconds=60.0)
     assert run_adapter(again, None, None) == Exit.FAILED
     assert f"fail: mutation {number} of streams" in capsys.readouterr().out
+
+
+def test_two_clients_are_named_where_they_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    broken, own = ([sys.executable, "-P", str(SCRIPT), fault] for fault in ("duplicates", "code"))
+    choice = Choice(broken, only="streams", fuzz=150, seconds=60.0, against=shlex.join(own))
+    assert run_adapter(choice, None, None) == Exit.FAILED
+    told = capsys.readouterr().out
+    assert 'the other adapter refused it with "not-canonical", the client took it' in told
+    assert "this node" not in told
 
 
 def test_two_clients_are_compared_without_this_node(capsys: pytest.CaptureFixture[str]) -> None:
