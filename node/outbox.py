@@ -251,6 +251,10 @@ class Outbox:
             tally(connection, "waiting", "", 1)
         return envelope.id
 
+    def unused(self) -> bool:
+        """Whether there never was a group in it."""
+        return self._database.number("SELECT count(*) FROM totals") == 0
+
     def waiting(self) -> int:
         """Groups without a receipt that are not given up."""
         return self._database.number("SELECT count(*) FROM groups WHERE state = 'waiting'")

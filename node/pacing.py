@@ -62,11 +62,14 @@ class OwnRate:
     """Of the run."""
     at: int
     """Unix milliseconds of the last message."""
+    fresh: bool = True
+    """Whether the key has sent nothing in the run so far. Else it begins with none: what it used before it was
+    started again, others still count."""
     level: float = field(init=False)
     """Messages that may go out at once; below 0: that many are waiting for their turn."""
 
     def __post_init__(self) -> None:
-        self.level = self._capacity
+        self.level = self._capacity if self.fresh else 0.0
 
     @property
     def _rate(self) -> float:

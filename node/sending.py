@@ -54,7 +54,7 @@ class Sending:
         self._outbox, self._contribution, self._restraint = outbox, contribution, restraint
         manifest = following.manifest
         self.topic = following.topics.rollouts(shard_of(identity.key, manifest.shards))
-        self._rate = OwnRate(manifest.limits.groups_per_second, now_ms())
+        self._rate = OwnRate(manifest.limits.groups_per_second, now_ms(), fresh=outbox.unused())
         self._versions: dict[bytes, int] = {}
         """Id in the outbox -> version, of groups without a receipt."""
         self._unpublished: set[bytes] = set()

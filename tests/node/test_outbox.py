@@ -56,6 +56,14 @@ def put(outbox: Outbox, number: int, ts: int = NOW, version: int = 1) -> bytes:
     return outbox.put(sealed(number, ts), checkpoint=CHECKPOINT, version=version, counter=number)
 
 
+def test_outbox_is_unused_until_its_first_group_whatever_became_of_it(outbox: Outbox) -> None:
+    assert outbox.unused()
+    rollout = put(outbox, 1)
+    assert not outbox.unused()
+    outbox.acknowledge([accepted(rollout)], b"")
+    assert not outbox.unused()
+
+
 def accepted(rollout: bytes, credit: int = 10) -> Receipt:
     return Receipt(rollout, ME.key, "accepted", "", None, None, credit)
 

@@ -71,5 +71,20 @@ def test_a_burst_is_a_minute_of_the_rate() -> None:
     assert own.delay(60_000) == 0.0
 
 
+@given(st.floats(0.01, 100), st.integers(0, 300), st.integers(0, 90_000))
+def test_a_sender_that_starts_again_has_not_what_it_had_used(rate: float, used: int, away: int) -> None:
+    now = 1_800_000_000_000
+    own, allowed = OwnRate(rate, now), Rate.of_groups(rate)
+    reader = Bucket.full(allowed, now)
+    for _ in range(used):
+        now += math.ceil(own.delay(now) * 1000)
+        reader.take(allowed, now)
+    now += away
+    own = OwnRate(rate, now, fresh=False)
+    for _ in range(300):
+        now += math.ceil(own.delay(now) * 1000)
+        reader.take(allowed, now)  # raises where the rate is exceeded
+
+
 def test_a_burst_is_bounded_whatever_the_rate() -> None:
     assert OwnRate(1000.0, 0).level == MAX_BURST * RATE_SHARE
