@@ -63,8 +63,8 @@ class OwnRate:
     at: int
     """Unix milliseconds of the last message."""
     fresh: bool = True
-    """Whether the key has sent nothing in the run so far. Else it begins with none: what it used before it was
-    started again, others still count."""
+    """Whether the key has sent nothing in the run so far. Else it begins with none: others still count what
+    it used before it was started again."""
     level: float = field(init=False)
     """Messages that may go out at once; below 0: that many are waiting for their turn."""
 
