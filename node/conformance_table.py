@@ -111,6 +111,10 @@ def render(sheet: Sheet, console: Console) -> None:
     for name, rows in _grouped(sheet.rows).items():
         table.add_row(*_cells(name, rows))
     console.print(table)
+    if not sheet.by_requirement():  # mutations are of no requirement: what they came to stands in their notes
+        for row in filter(lambda one: one.note, sheet.rows):
+            text = f"{printable(row.check, MAX_NAME)}: {printable(row.note, MAX_NOTE)}"
+            console.print(Text(text), soft_wrap=True)
     console.print(Text(summary(sheet)), soft_wrap=True)
     if sheet.empty:
         console.print(Text(_nothing(sheet)), soft_wrap=True)

@@ -27,6 +27,15 @@ SHEET = Sheet(
 )
 
 
+def test_rows_of_no_requirement_show_their_notes_where_there_are_no_others() -> None:
+    rows = (Row("it starts", (), Outcome.PASS), Row("mutations of\x1b x", (), Outcome.PASS, "9 taken\x1b."))
+    for shown, sheet in ((1, Sheet("c", "adapter", rows)), (0, Sheet("c", "adapter", (*rows, *SHEET.rows)))):
+        written = io.StringIO()
+        render(sheet, Console(file=written, width=200))
+        assert written.getvalue().count("9 taken") == shown
+        assert "\x1b" not in written.getvalue()
+
+
 def test_requirement_is_as_its_worst_check_that_was_made() -> None:
     assert list(SHEET.by_requirement().items()) == [
         ("ENC-2", Outcome.PASS),
