@@ -88,6 +88,7 @@ evaluate_tasks = 1
 """
 
 
+@pytest.mark.slow
 @sandboxed
 def test_a_run_mixes_environments_of_all_kinds(village: Any, make: Any) -> None:
     """One of ours, three of libraries, one of a third party: single turns, turns with an advantage each, and
