@@ -56,7 +56,7 @@ conformance: $(VENV)/wheel $(JS)/node_modules/.package-lock.json
 	    code=$$?; rm -rf $$empty; exit $$code
 
 $(JS)/node_modules/.package-lock.json: $(JS)/package-lock.json
-	@node -e 'process.exit(+process.versions.node.split(".")[0] < 20)' 2>/dev/null && command -v npm >/dev/null || \
+	@node -e 'process.exit(+process.versions.node.split(".")[0] < 20 ? 1 : 0)' 2>/dev/null && command -v npm >/dev/null || \
 	    { echo "The JavaScript client needs Node.js 20 or newer with npm: https://nodejs.org/en/download, or your"; \
 	    echo "system's package (Debian 13: apt install nodejs npm; macOS: brew install node)."; exit 2; }
 	cd $(JS) && npm ci --no-audit --no-fund
