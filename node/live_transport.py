@@ -128,9 +128,9 @@ async def yamux_window(target: Target) -> str:
         with trio.move_on_after(SOON_S + SLACK_S):
             try:
                 await peer.open(1, body)
-            except Exception:
-                return "the connection ended while it was sent"
-            await peer.closes()
+                await peer.closes()
+            except Exception:  # a reset ends it, too
+                return "the connection broke off"
             return "the connection ended"
     raise Failed(f"{INITIAL_WINDOW + 1} bytes on a stream whose window has {INITIAL_WINDOW} are no offence.")
 

@@ -33,6 +33,14 @@ NOT_MADE = {
     "version-for-newcomers",  # and what follows from it, where other volunteers keep the trainer busy
 }
 
+WHILE_IT_WORKS = {
+    "http-chunk",  # it serves none
+    "http-refusals",
+    "checkpoint-stale",
+    "blob-unread",  # on an idle machine versions follow each other faster than these two look
+    "have-bitmap-wrong",
+}
+
 
 def free_port() -> int:
     with closing(socket.socket()) as one:
@@ -95,7 +103,7 @@ def test_our_volunteer_passes_while_it_works(village: Any, make_run: Any) -> Non
     code, sheet = played(village.folder, f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}")
     assert by_outcome(sheet, "fail") == {}
     untested = by_outcome(sheet, "untested").keys()
-    assert untested <= {"http-chunk", "http-refusals", "checkpoint-stale"}
+    assert untested <= WHILE_IT_WORKS
     assert code == Exit.OK
     volunteer.accepted(1)
 
