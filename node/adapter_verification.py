@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nous_node.protocol.errors import RemoteError
-from nous_node.protocol.runs import Bound
+from nous_node.protocol.runs import Bound, Thresholds
 
 from .adapter_question import Answer, Ask, Ops, Raw, Refused, figure, run_manifest
 from .copies import Copies
@@ -142,18 +143,35 @@ class Drifting(Ask, frozen=True):
 
 
 def drift(ask: Drifting) -> Answer:
-    thresholds = run_manifest(ask.manifest).thresholds
-    sums, total = [], Drift()
+    def after(total: Drift, group: Measured, thresholds: Thresholds) -> tuple[Drift, Sums]:
+        figures = Figures(group.tokens, group.mad, group.distance, 0.0)
+        total = total.after(figures, None, thresholds)
+        return total, {"sums": [total.logprob, total.distance]}
+
+    return _summed(ask.manifest, ask.groups, after)
+
+
+Sums = dict[str, object]
+"""What is told after a group."""
+G = TypeVar("G")
+
+
+def _summed(
+    manifest: Raw, groups: Sequence[G], after: Callable[[Drift, G, Thresholds], tuple[Drift, Sums]]
+) -> Answer:
+    """A key's sums, looked at before each group and after the last."""
+    thresholds = run_manifest(manifest).thresholds
+    told: list[Sums] = []
+    total = Drift()
     try:
-        for group in ask.groups:
+        for group in groups:
             total.check(thresholds)
-            figures = Figures(group.tokens, group.mad, group.distance, 0.0)
-            total = total.after(figures, None, thresholds)
-            sums.append({"sums": [total.logprob, total.distance]})
+            total, sums = after(total, group, thresholds)
+            told.append(sums)
         total.check(thresholds)
     except RemoteError as error:
-        raise Refused({"groups": sums}, error) from error
-    return {"groups": sums}
+        raise Refused({"groups": told}, error) from error
+    return {"groups": told}
 
 
 class Explained(Ask, frozen=True):
@@ -172,19 +190,12 @@ USUAL: Final = Figures(40, 0.0, 0.0, 0.0)
 
 
 def evidence(ask: Explaining) -> Answer:
-    thresholds = run_manifest(ask.manifest).thresholds
-    sums: list[dict[str, float | None]] = []
-    total = Drift()
-    try:
-        for group in ask.groups:
-            total.check(thresholds)
-            told = Evidence.of(_singles(group.reported), _singles(group.named), _singles(group.other))
-            total = total.after(USUAL, told, thresholds)
-            sums.append({"ratio": figure(told.ratio), "sum": total.previous})
-        total.check(thresholds)
-    except RemoteError as error:
-        raise Refused({"groups": sums}, error) from error
-    return {"groups": sums}
+    def after(total: Drift, group: Explained, thresholds: Thresholds) -> tuple[Drift, Sums]:
+        told = Evidence.of(_singles(group.reported), _singles(group.named), _singles(group.other))
+        total = total.after(USUAL, told, thresholds)
+        return total, {"ratio": figure(told.ratio), "sum": total.previous}
+
+    return _summed(ask.manifest, ask.groups, after)
 
 
 class Verdict(Ask, frozen=True):
